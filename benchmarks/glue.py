@@ -57,7 +57,8 @@ class Rows(torch.utils.data.Dataset[dict[str, Any]]):
         inputs = first if second[0] is None else (first, second)
         texts = (inputs,) if second[0] is None else inputs
         self.encoded = tokenizer(*texts, truncation=True, max_length=LONGEST)
-        self.labels = part.numbers or class_indices(part, names).tolist()
+        is_number = isinstance(part.labels[0], float)
+        self.labels = part.labels if is_number else class_indices(part, names).tolist()
 
     def __len__(self) -> int:
         return len(self.labels)

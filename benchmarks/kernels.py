@@ -23,10 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from manyheads.nn.attend import attend
 from manyheads.nn.attention import AttentionInputs, Fused
-from manyheads.nn.flex import Flex
 from manyheads.nn.masks import causal, full, make_mask
 from manyheads.nn.positions import Buckets, Position, PositionSizes, bias_by_distance
 from manyheads.nn.scores import ScaledDot
@@ -124,7 +123,20 @@ def biased(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str
     sizes = PositionSizes(dim=WIDTH, heads=heads, head_dim=head_dim, max_length=length, causal=past)
     position = Buckets().build(sizes).cuda().bfloat16()
     inputs = tensors(length, head_dim)
-    rule = causal if past else full
+    flex = torch.compile(flex_attention)
+    make_blocks = torch.compile(create_block_mask)
+
+    def flexible(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        bias = bias_by_distance(position, q)
+
+        def add(score: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return score + bias[head, key - query + length - 1]
+
+        blocks = None
+        if past:
+            blocks = make_blocks(lambda row, head, i, j: j <= i, None, None, length, length)
+        out: Tensor = flex(q, k, v, score_mod=add, block_mask=blocks, scale=head_dim**-0.5)
+        return out
 
     def local(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         bias = bias_by_distance(position, q)
@@ -141,7 +153,7 @@ def biased(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str
 
     runs: dict[str, Run] = {
         "ours": local,
-        "flex": lambda q, k, v: attend(q, k, v, rule=rule, position=position, core=Flex()),
+        "flex": flexible,
         "matrix": matrix,
     }
     results = {name: run(*inputs) for name, run in runs.items() if name != "matrix"}
@@ -172,8 +184,9 @@ def biased(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str
 
 
 def graphed(run: Callable[..., Tensor], inputs: list[Tensor], train: bool) -> Callable[[], None]:
-    """One call and its gradients as a CUDA graph; the output has the shape of the first input."""
-    direction = torch.randn_like(inputs[0])
+    """One call and its gradients as a CUDA graph."""
+    with torch.no_grad():
+        direction = torch.randn_like(run(*inputs))
 
     def work() -> None:
         if train:
@@ -226,22 +239,22 @@ def short(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str,
     from manyheads.kernels.short_attention import short_attention
 
     torch.manual_seed(1)
-    shape = (TOKENS // length, length, WIDTH // head_dim, head_dim)
-    inputs = [  # heads side by side, as a model has them
-        torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
-        for _ in range(3)
-    ]
+    heads = WIDTH // head_dim
+    shape = (TOKENS // length, length, 3 * WIDTH)
+    inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16).requires_grad_()]
     known = torch.arange(length, device="cuda") < length - length // 4
     real = None if past else known.expand(len(inputs[0]), -1).contiguous()
-    added = make_mask(full, length, padding_mask=real, device="cuda").added(torch.bfloat16)
+    added = make_mask(full, length, padding_mask=real, device="cuda").as_bias(torch.bfloat16)
     runs: dict[str, Run] = {
-        "ours": lambda q, k, v: short_attention(q, k, v, real, past, head_dim**-0.5, None, 0.0)
+        "ours": lambda x: short_attention(x, None, heads, real, past, head_dim**-0.5, None, 0.0)
     }
     for name, backend in BACKENDS.items():
 
-        def theirs(q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend = backend) -> Tensor:
+        def theirs(x: Tensor, backend: SDPBackend = backend) -> Tensor:
+            q, k, v = (y.unflatten(-1, (heads, -1)).transpose(1, 2) for y in x.chunk(3, -1))
             with sdpa_kernel(backend):
-                return F.scaled_dot_product_attention(q, k, v, attn_mask=added, is_causal=past)
+                out = F.scaled_dot_product_attention(q, k, v, attn_mask=added, is_causal=past)
+            return out.transpose(1, 2).flatten(2)
 
         runs[name] = theirs
     about = {"length": length, "head_dim": head_dim, "causal": past}

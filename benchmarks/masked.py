@@ -27,7 +27,7 @@ from manyheads.data.masking import mask_tokens
 from manyheads.data.mlm import MaskedBatch
 from manyheads.models.bert import Bert
 from manyheads.recipes import read_recipe
-from manyheads.tasks.masked import masked_pass
+from manyheads.tasks.pretraining import masked_pass
 from manyheads.train.loop import precision_of
 from manyheads.train.optimizer import build_optimizer
 

@@ -1,4 +1,4 @@
-"""A trained translator in our own hands, CTranslate2's and onnxruntime's: same texts? how fast?
+"""A trained translator in PyTorch and in CTranslate2: same texts? how fast?
 
 The same sentences go through each runner in turns, in one process; a figure is the median over
 rounds of our time by theirs. Each text that differs from ours is shown with the score that our
@@ -26,7 +26,6 @@ from manyheads.exchange.ctranslate2 import (
     Ctranslate2Translator,
     write_ctranslate2,
 )
-from manyheads.exchange.onnx import OnnxSeq2Seq, OnnxTranslator, write_onnx
 from manyheads.loading import load_torch_run
 
 Texts = list[list[int]]
@@ -65,15 +64,12 @@ def main() -> None:
         for kind in ("float32", "int8"):
             write_ctranslate2(opened.model, opened.tokenizer, Path(folder) / kind, kind)
             models[f"ctranslate2 {kind}"] = Ctranslate2Model(Path(folder) / kind, "Translator")
-        write_onnx(opened.model, Path(folder) / "onnx")
-        graphs = OnnxSeq2Seq(Path(folder) / "onnx")
         for name, decode in settings.items():
             ours = Translator(opened.model, opened.tokenizer, decode)
             runners = {OURS: best(ours)} | {
                 kind: best(Ctranslate2Translator(model, opened.tokenizer, decode))
                 for kind, model in models.items()
             }
-            runners["onnx"] = best(OnnxTranslator(graphs, opened.tokenizer, decode))
             result[name] = compare(ours, runners, sentences, inputs.rounds)
     print(json.dumps(result, indent=2, ensure_ascii=False) if inputs.json else report(result))
 

@@ -126,7 +126,7 @@ def memory_of(process: int) -> int:
 def requests_for(run: Path, texts: int = 64, written: int = 32) -> tuple[str, list[bytes]]:
     """The path to ask, and bodies: sentences of the phrasebook, or their beginnings to continue."""
     from manyheads.phrasebook import sentences
-    from manyheads.serve.translating import languages_of
+    from manyheads.serve.translations import languages_of
 
     pairs = sentences("en-de", "test", texts)
     settings = read_run(run)

@@ -88,19 +88,19 @@ def parts(run: Callable[[], Texts], graphs: GraphCache, device: torch.device) ->
     """Of one text the milliseconds of reading and the median microseconds of a step."""
     [entry] = graphs.entries.values()
     held: Any = entry
-    read, step = held.session.encode, held.graphed
+    read, step = held.session.encode, held.step
     seconds: list[float] = []
 
     def waited(*texts: Any) -> None:
         seconds.append(timed(lambda: read(*texts), device)[0])
 
     clock = Clock(step, device)
-    held.session.encode, held.graphed = waited, clock
+    held.session.encode, held.step = waited, clock
     try:
         for _ in range(3):
             run()
     finally:
-        held.session.encode, held.graphed = read, step
+        held.session.encode, held.step = read, step
     return {
         "read_milliseconds": round(1e3 * statistics.median(seconds), 3),
         "step_microseconds": round(1e6 * statistics.median(clock.seconds()), 1),

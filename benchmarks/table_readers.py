@@ -23,7 +23,7 @@ from manyheads.run import Run, make_trainer, save_run
 from manyheads.summary import BACKWARD, summarize
 from table_runs import Asked, Row, fitted, lengths_seen, sizes, training_flops
 
-UNLABELLED = """data.lines=sentences data.short=skip tokens=wordpiece tokens.vocab_size=8000
+UNLABELLED = """data.lines=sentences tokens=wordpiece tokens.vocab_size=8000
     model.max_length=128 train.batch_tokens=16384 train.schedule=linear train.warmup_steps=500
     train.validate_every=100000 train.save_every=100000 train.compile=no"""
 MASKED = "objective.pairs=none model.pooler=none model.next_sentence=none"

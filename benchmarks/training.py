@@ -3,6 +3,7 @@
     python benchmarks/training.py gpt translation bert --rows runs/bench-training.jsonl
     python benchmarks/training.py sizes                      # tokens/s and memory from 1M to 1.3B
     python benchmarks/training.py gpt --profile              # also which kernels a step of ours is
+    python benchmarks/training.py bert --ours                # without transformers
     python benchmarks/training.py gpt --tiny                 # a look at the program itself
 
 Ours is the training loop as `manyheads train` runs it (recorded passes, compiled blocks, batches
@@ -186,7 +187,7 @@ def ready(
 
 
 def measured(
-    case: Case, device: torch.device, rounds: int, ceiling: float, profile: bool = False
+    case: Case, device: torch.device, rounds: int, ceiling: float, profile: bool, peers: bool
 ) -> Row:
     """All contenders in turns, ours made first; the error of one is reported, others continue."""
     errors: dict[str, str] = {}
@@ -201,7 +202,7 @@ def measured(
 
     prepare(OURS, lambda: ours(case, device))
     update = cache(lambda: their_update(case, device))  # one model, whatever it is fed
-    for name, feeds in case.feeds().items() if case.theirs is not None else ():
+    for name, feeds in case.feeds().items() if peers and case.theirs is not None else ():
         prepare(name, lambda feeds=feeds: fed(update(), feeds, device))
 
     def rate(name: str, turn: int) -> float:
@@ -274,6 +275,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--profile", action="store_true", help="also which kernels a step is")
+    parser.add_argument("--ours", action="store_true", help="leave out transformers")
     options(parser)
     arguments = parser.parse_args()
     device = device_of(parser, arguments)
@@ -284,7 +286,7 @@ def main() -> None:
     ceiling = matmul_teraflops(device)
     for kind in arguments.kinds:
         for row, make in works(kind, arguments.tiny, arguments.rounds):
-            how = (device, arguments.rounds, ceiling, arguments.profile)
+            how = (device, arguments.rounds, ceiling, arguments.profile, not arguments.ours)
             rows.add(row, lambda make=make, how=how: measured(make(), *how))
             torch._dynamo.reset()
             gc.collect()

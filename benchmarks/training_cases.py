@@ -18,7 +18,7 @@ from manyheads.data.translation import Batch
 from manyheads.models.gpt import GptConfig
 from manyheads.presets import preset
 from manyheads.tasks.language import LanguageBatch, language_loss
-from manyheads.tasks.masked import masked_pass
+from manyheads.tasks.pretraining import masked_pass
 from manyheads.tasks.translation import MULTIPLE, translation_loss
 from manyheads.train.step import Loss
 

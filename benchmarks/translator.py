@@ -3,7 +3,7 @@
 All are the same model with the same weights (x-transformers, where it is installed: one of the
 same sizes), run on the same sentences in one process, in turns; a figure is the median over the
 rounds, a ratio that of paired rounds. Training is also ours in bfloat16; decoding that of
-CTranslate2 in float32, and ours in eight bits, with what these cost in BLEU. Once
+CTranslate2 in float32 and int8, with what these cost in BLEU. Once
 in identical batches, which shows the model alone, and once each in its own, which is what a user
 has. One JSON object a line.
 
@@ -28,7 +28,6 @@ from safetensors.torch import load_file, save_file
 from manyheads.data.batching import Batches
 from manyheads.data.translation import Batch, EncodedPairs, PhrasebookData
 from manyheads.decode.beam import Decode
-from manyheads.decode.linears import to_int8
 from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.evaluate.scores import translation_scores
 from manyheads.exchange.ctranslate2 import (
@@ -47,7 +46,7 @@ from manyheads.train.loop import seed_step
 from manyheads.train.optimizer import Train, build_optimizer, learning_rate
 from speed import Row, Rows, compared, in_turns, options, reported
 
-OURS, EIGHT, THEIRS = "ours", "ours in eight bits", "transformers"
+OURS, THEIRS = "ours", "transformers"
 HALF = "ours in bfloat16"
 SAME, SEPARATE = "same batches", "own batches"
 BEAM = 5
@@ -106,7 +105,6 @@ def main() -> None:
     for name, measure in (("training", training), ("decoding", decoding)):
         for batches in (SEPARATE, SAME):
             rows.add(f"{name}, {batches}", lambda how=(measure, batches): how[0](work, how[1]))
-    rows.add("int8", lambda: cost_of_int8(work))
 
 
 def prepared(inputs: argparse.Namespace) -> Work:
@@ -296,18 +294,16 @@ def decoding(work: Work, batches: str) -> Row:
     groups = [order[i : i + BATCH] for i in range(0, len(order), BATCH)]
     decode = how_to_decode(100_000 if batches == SAME else Decode().batch_tokens)
     parts = groups if batches == SAME else [order]
-    eight = to_int8(ours)
-    translators: dict[str, BaseTranslator] = {
-        OURS: Translator(ours, tokenizer, decode),
-        EIGHT: Translator(eight, tokenizer, decode),
-    }
-    try:
-        folder = Path(tempfile.mkdtemp())
-        write_ctranslate2(ours, tokenizer, folder, "float32")
-        other = Ctranslate2Model(folder, "Translator")
-        translators["ctranslate2"] = Ctranslate2Translator(other, tokenizer, decode)
-    except Exception as error:  # the others are still compared
-        errors["ctranslate2"] = reported(error)
+    translators: dict[str, BaseTranslator] = {OURS: Translator(ours, tokenizer, decode)}
+    for kind in ("float32", "int8"):
+        try:
+            folder = Path(tempfile.mkdtemp())
+            write_ctranslate2(ours, tokenizer, folder, kind)
+            other = Ctranslate2Model(folder, "Translator")
+            name = "ctranslate2" if kind == "float32" else "ctranslate2 int8"
+            translators[name] = Ctranslate2Translator(other, tokenizer, decode)
+        except Exception as error:  # the others are still compared
+            errors[f"ctranslate2 {kind}"] = reported(error)
     written = {
         side: lambda item=item: translate(
             parts, lambda rows: item.translate([sentences[row] for row in rows])
@@ -322,7 +318,7 @@ def decoding(work: Work, batches: str) -> Row:
     sides = {
         side: lambda _, write=write: tokens / seconds(write) for side, write in written.items()
     }
-    row = compared(in_turns(sides, work.rounds, errors), [OURS, EIGHT])
+    row = compared(in_turns(sides, work.rounds, errors), [OURS])
     expected = work.targets[: work.timed]
     for side, figures in row["sides"].items():
         pairs = zip(texts[OURS], texts[side], strict=True)
@@ -339,16 +335,6 @@ def how_to_decode(batch_tokens: int | None) -> Decode:
         max_length_extra=LONGEST,
         batch_tokens=batch_tokens,
     )
-
-
-def cost_of_int8(work: Work) -> Row:
-    """BLEU of all test sentences, in float32 and in eight bits."""
-    model, decode = work.model.eval(), how_to_decode(Decode().batch_tokens)
-    bleu = {}
-    for name, item in ((OURS, model), (EIGHT, to_int8(model))):
-        written = Translator(item, work.tokenizer, decode).translate(work.sources)
-        bleu[name] = translation_scores(written, work.targets)["bleu"]
-    return {"bleu": bleu, "cost": bleu[OURS] - bleu[EIGHT], "sentences": len(work.sources)}
 
 
 def translate(groups: Sequence[np.ndarray], write: Callable[[np.ndarray], list[str]]) -> list[str]:

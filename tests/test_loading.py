@@ -15,6 +15,7 @@ from torch import Tensor
 
 import manyheads
 from manyheads.config import dump, to_toml
+from manyheads.engines import Engine
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.ctranslate2 import write_ctranslate2
 from manyheads.exchange.folder import write_huggingface
@@ -133,16 +134,10 @@ def test_settings_of_an_exported_model_are_those_of_its_weights(tmp_path: Path) 
 # --- devices ---
 
 
-def test_graphs_run_on_a_cpu_alone(folders: Folder, tmp_path: Path) -> None:
-    opened = load_run(folders("gpt2")[0])
-    assert isinstance(opened, TorchRun)
-    save_run(opened.run, opened.own_tokenizer, opened.model, tmp_path)
+def test_onnx_graphs_are_for_onnxruntime(tmp_path: Path) -> None:
     (tmp_path / "decoder.onnx").write_bytes(b"")
-    for device in ("auto", "cpu"):
-        assert load_run(tmp_path, device).device == torch.device("cpu")
-    for device in ("cuda", "cuda:1"):
-        with pytest.raises(UserError, match="--device cpu"):
-            load_run(tmp_path, device)
+    with pytest.raises(UserError, match="onnxruntime"):
+        load_run(tmp_path)
 
 
 def test_ctranslate2_is_given_the_device(
@@ -217,7 +212,13 @@ def test_an_exported_folder_only_writes(folders: Folder, tmp_path: Path) -> None
     exported = load_run(out)
     assert exported.run == opened.run
     assert exported.generator().vocabulary == opened.generator().vocabulary
-    for refused in (exported.encoder, exported.torch_model, exported.in_half, exported.compiled):
+    assert exported.with_engine(Engine("auto")) is exported
+    for refused in (
+        exported.encoder,
+        exported.torch_model,
+        lambda: exported.with_engine(Engine("torch")),
+        lambda: exported.with_engine(Engine("auto", "bfloat16")),
+    ):
         with pytest.raises(UserError, match="was exported"):
             refused()
 

@@ -210,7 +210,7 @@ def test_preset_gives_a_fresh_value_that_rebuilds() -> None:
         ("bert-base", {"layers": "two"}, "whole number"),
         ("bert-base", {"layers": None}, "whole number"),
         ("bert-base", {"norm": "mid"}, "norm=mid"),
-        ("bert-base", {"embed": {"segment": 1}}, "did you mean 'segments'"),
+        ("bert-base", {"embed": {"segment": 1}}, "did you mean 'embed.segments'"),
     ],
 )
 def test_a_mistake_says_what_to_do(name: str, overrides: dict[str, Any], advice: str) -> None:

@@ -16,10 +16,9 @@ from manyheads.loading import load_torch_run
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig, StackOverrides
 from manyheads.nn.attend import AttentionFunctionConfig
-from manyheads.nn.attention import Dense
+from manyheads.nn.attention import Dense, Fused
 from manyheads.nn.layers import EmbeddingConfig
 from manyheads.nn.local import Longformer
-from manyheads.nn.packed import Packed
 from manyheads.nn.performer import Performer
 from manyheads.nn.tiled import Tiled
 from manyheads.recipes import read_recipe, recipes
@@ -144,7 +143,7 @@ def sided(core: Any = None, **cores: Any) -> str:
 
 def test_how_attention_is_computed_is_no_part_of_what_weights_mean() -> None:
     exact = [kind() for kind in get_args(AttentionFunctionConfig) if kind.exact]
-    assert len(exact) == 5
+    assert len(exact) == 3
     plain = model_digest(PLAIN)
     assert plain == "f3e9aeb10963b03a"  # as weights of then have it
     assert {sided(core) for core in exact} == {plain}
@@ -152,7 +151,7 @@ def test_how_attention_is_computed_is_no_part_of_what_weights_mean() -> None:
         assert {sided(**{name: core}) for core in exact} == {plain}
         # Beside an inexact core it says something, and whichever it is the same.
         assert len({sided(Longformer(2), **{name: core}) for core in exact}) == 1
-    assert sided(Tiled(), encoder=Dense(), decoder=Packed()) == plain
+    assert sided(Tiled(), encoder=Dense(), decoder=Fused()) == plain
 
 
 def test_what_a_query_sees_is_part_of_what_weights_mean() -> None:
@@ -174,7 +173,6 @@ def test_what_a_query_sees_is_part_of_what_weights_mean() -> None:
         ("phrasebook", "model.attention=linformer"),
         ("phrasebook", "model.attention=linformer model.attention.rank=8 model.max_length=30"),
         ("gpt-mini", "model.attention=linformer"),
-        ("phrasebook", "model=rnn model.attention=longformer"),
     ],
 )
 def test_a_refused_core_is_told_with_settings_that_work(recipe: str, wrong: str) -> None:
@@ -195,7 +193,7 @@ def test_a_refused_core_is_told_with_settings_that_work(recipe: str, wrong: str)
 
 @pytest.mark.parametrize(
     "core",
-    ["local", "longformer model.attention.globals=1", "performer", "memory-compressed"],
+    ["local", "longformer", "performer", "memory-compressed"],
 )
 def test_packed_documents_are_refused_by_what_sees_by_places_in_a_row(core: str) -> None:
     settings = (
@@ -206,17 +204,9 @@ def test_packed_documents_are_refused_by_what_sees_by_places_in_a_row(core: str)
     read_recipe("gpt-mini", settings[1:])
 
 
-def test_packed_documents_are_kept_apart_by_exact_cores_and_a_plain_window() -> None:
-    exact = [core.kind for core in get_args(AttentionFunctionConfig) if core.exact]
-    for core in (*exact, "longformer"):
+def test_packed_documents_are_kept_apart_by_exact_cores() -> None:
+    for core in (core.kind for core in get_args(AttentionFunctionConfig) if core.exact):
         read_recipe("gpt-mini", ["objective.packing=documents", f"model.attention={core}"])
-
-
-def test_a_period_is_not_for_packed_documents() -> None:
-    settings = ["model.position=relative", "model.position.period=4"]
-    with pytest.raises(UserError, match=r"position\.period .* objective\.packing=stream"):
-        read_recipe("gpt-mini", [*settings, "objective.packing=documents"])
-    read_recipe("gpt-mini", settings)
 
 
 @pytest.mark.parametrize(
@@ -233,40 +223,3 @@ def test_token_vectors_that_waves_would_drown_are_told(
     run = read_recipe("phrasebook", [*TINY, *settings])
     notes = make_trainer(run, tmp_path / "run", torch.device("cpu")).task.notes
     assert any("model.embed.scale=sqrt-dim" in note for note in notes) == drowned
-
-
-@pytest.mark.parametrize(
-    ("settings", "lower"),
-    [
-        ("model.attention=longformer model.attention.window=127", "model.attention.window=127"),
-        ("model.attention=longformer model.attention.window=126", ""),
-        ("model.attention=local model.attention.size=128", "model.attention.size=128"),
-        ("model.attention=local model.attention.size=127", ""),
-        (
-            "model.encoder.attention=local model.encoder.attention.size=200",
-            "model.encoder.attention.size=200",
-        ),
-        (
-            "model.encoder.attention=local model.attention=longformer model.attention.window=9",
-            "encoder.attention.size",
-        ),
-        ("model.attention=local model.encoder.attention=fused model.decoder.attention=fused", ""),
-        ("model=joined model.attention=local model.attention.size=255 model.max_length=128", ""),
-        (
-            "model=joined model.attention=local model.attention.size=256 model.max_length=128",
-            "attention.size=256",
-        ),
-        ("model=rnn", ""),
-    ],
-)
-def test_a_window_that_hides_nothing_is_told(settings: str, lower: str, tmp_path: Path) -> None:
-    """The phrasebook's model reads 128 positions of either side."""
-    sizes = [item for item in TINY if "rnn" not in settings or "heads" not in item]
-    sizes = [item for item in sizes if "rnn" not in settings or "ffn_dim" not in item]
-    run = read_recipe("phrasebook", [*sizes, *settings.split()])
-    notes = make_trainer(run, tmp_path / "run", torch.device("cpu")).task.notes
-    said = [note for note in notes if "hides nothing" in note]
-    assert len(said) == bool(lower)
-    assert all(
-        f"lower {'model.' * (not lower.startswith('model'))}{lower}" in item for item in said
-    )

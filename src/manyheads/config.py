@@ -11,7 +11,8 @@ A field declares its range and its meaning in its type:
 
 `parse` checks ranges; `describe` lists all settings with type, choices, default and meaning. Old
 spellings stay readable: a class lists renamed fields in `RENAMED` (old → new) and an old `kind`
-in `OLD_KINDS`; `Renamed` in an annotation maps old values.
+in `OLD_KINDS`; `Renamed` in an annotation maps old values. Run folders of older releases may have
+settings that were removed: `REMOVED` lists the values with which they still load.
 """
 
 import copy
@@ -82,12 +83,20 @@ Fraction = Annotated[float, Between(0, 1)]
 
 
 class Setting(NamedTuple):
-    """One setting as `manyheads settings` shows it."""
+    """One setting as `manyheads settings` shows it; `default` is a value as TOML has it."""
 
     name: str
     type: str
-    default: str
+    default: Any
     meaning: str
+
+    @property
+    def text(self) -> str:
+        """The value as an override has it."""
+        value = self.default
+        if isinstance(value, list):
+            return ",".join(map(str, value))
+        return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 WORDS_FOR_NONE = ("none", "null", "off")
@@ -110,51 +119,58 @@ def parse(kind: Any, value: object, where: str = "") -> Any:
     return _convert(kind, value, where, None)
 
 
+def change(config: T, table: Mapping[str, Any]) -> T:
+    """The same settings with those of a table; a table inside it changes only what it names.
+
+    Checks run once all are applied: `model.heads=6 model.dim=384` may come in any order.
+    """
+    result: T = _convert(type(config), table, "", config)
+    return result
+
+
 def override(config: T, path: str, text: str) -> T:
     """The same settings with the field at a dotted path set from a command-line text."""
     return override_all(config, [f"{path}={text}"])
 
 
 def override_all(config: T, assignments: Sequence[str]) -> T:
-    """Apply `a.b=c` overrides; later ones win.
-
-    Checks run once all are applied: `model.heads=6 model.dim=384` may come in any order.
-    """
-    return parse(type(config), dump(assign(config, assignments)))
+    """Apply `a.b=c` overrides; later ones win."""
+    return change(config, as_table(assignments))
 
 
 def assign(config: T, assignments: Sequence[str]) -> T:
-    """The same without the checks, for incomplete settings."""
-    changed = config
-    # The choice of a part resets its fields, so shorter paths come first.
-    for assignment in sorted(assignments, key=lambda text: text.partition("=")[0].count(".")):
-        path, equals, text = assignment.partition("=")
-        if not equals or not path:
-            raise UserError(f"'{assignment}' is not a setting: write it as name=value, e.g. seed=1")
-        changed = _set(changed, path.split("."), text, path)
+    """The same without the checks of `config` itself, for incomplete settings."""
+    changed = copy.copy(config)
+    for name, value in _convert_fields(type(config), as_table(assignments), "", config).items():
+        object.__setattr__(changed, name, value)
     return changed
 
 
+def as_table(assignments: Sequence[str]) -> dict[str, Any]:
+    """`a.b=c` overrides as nested tables. `kind` is the word for a part as a whole."""
+    table: dict[str, Any] = {}
+    # The word for a part comes before its fields.
+    for assignment in sorted(assignments, key=lambda text: text.partition("=")[0].count(".")):
+        path, equals, text = assignment.partition("=")
+        *parents, name = path.removesuffix(".kind").split(".")
+        if not equals or not path:
+            raise UserError(f"'{assignment}' is not a setting: write it as name=value, e.g. seed=1")
+        node = table
+        for parent in parents:
+            inner = node.get(parent, {})
+            node[parent] = node = inner if isinstance(inner, dict) else {"kind": inner}
+        node[name] = text
+    return table
+
+
 def dump(config: Any) -> dict[str, Any]:
-    """A dataclass as plain values; fields that are None by default are left out: see `unset`."""
+    """A dataclass as plain values; fields that are None by default are left out."""
     table: dict[str, Any] = {"kind": config.kind} if hasattr(config, "kind") else {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if value is not None or field.default is not None:
             table[field.name] = _plain(value, _hints(type(config))[field.name])
     return table
-
-
-def unset(config: Any, prefix: str = "") -> dict[str, str]:
-    """What `dump` leaves out: dotted names of settings that are None, and the word to set them."""
-    words: dict[str, str] = {}
-    for field in dataclasses.fields(config):
-        value, name = getattr(config, field.name), f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(value):
-            words |= unset(value, f"{name}.")
-        elif value is None and field.default is None:
-            words[name] = _words_for_none(_hints(type(config))[field.name])[0]
-    return words
 
 
 def _plain(value: Any, hint: Any) -> Any:
@@ -168,7 +184,7 @@ def _plain(value: Any, hint: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def describe(config: Any, prefix: str = "") -> Iterator[Setting]:
+def describe(config: Any, prefix: str = "", *, other_kinds: bool = True) -> Iterator[Setting]:
     """Every setting of a configuration: name, type and choices, value, meaning.
 
     Below the top level, where a part is chosen by its kind, the settings of the other kinds follow
@@ -178,20 +194,16 @@ def describe(config: Any, prefix: str = "") -> Iterator[Setting]:
         hint, value = _hints(type(config))[field.name], getattr(config, field.name)
         name = f"{prefix}{field.name}"
         parts: list[Any] = [part for part in _options(hint) if dataclasses.is_dataclass(part)]
-        if not dataclasses.is_dataclass(value):
-            shown = _plain(value, hint)
-            shown = ",".join(map(str, shown)) if isinstance(shown, list) else str(shown)
-            lower = isinstance(value, bool)
-            yield Setting(name, _type_text(hint), shown.lower() if lower else shown, _meaning(hint))
-            if value is None and len(parts) == 1 and not hasattr(parts[0], "kind"):
-                yield from describe(parts[0](), f"{name}.")
-            continue
-        if hasattr(value, "kind"):
-            yield Setting(name, _type_text(hint), value.kind, _meaning(hint))
-        chosen = list(describe(value, f"{name}."))
+        is_part = dataclasses.is_dataclass(value)
+        if not is_part or hasattr(value, "kind"):
+            shown = value.kind if is_part else _plain(value, hint)
+            yield Setting(name, _type_text(hint), shown, _meaning(hint))
+        chosen = list(describe(value, f"{name}.", other_kinds=other_kinds)) if is_part else []
         yield from chosen
+        if other_kinds and value is None and len(parts) == 1 and not hasattr(parts[0], "kind"):
+            yield from describe(parts[0](), f"{name}.")
         others: dict[str, tuple[list[str], Setting]] = {}
-        for part in parts if prefix else ():
+        for part in parts if other_kinds and prefix and is_part else ():
             for setting in describe(part(), f"{name}.") if not isinstance(value, part) else ():
                 others.setdefault(setting.name, ([], setting))[0].append(part.kind)
         for kinds, setting in others.values():
@@ -233,53 +245,6 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def to_toml(table: Mapping[str, Any]) -> str:
     return tomli_w.dumps(table)
-
-
-# --- overrides ---
-
-
-def _set(config: Any, path: list[str], text: str, full_path: str) -> Any:
-    hints = _hints(type(config))
-    old, *rest = path
-    parent = full_path.removesuffix(".".join(path))
-    name = _renamed(type(config), old)
-    if name != old:
-        print(f"'{parent}{old}' is now '{parent}{name}'", file=sys.stderr)
-        full_path = ".".join((f"{parent}{name}", *rest))
-    names = [field.name for field in dataclasses.fields(config)]
-    if name not in names:
-        is_kind = f" is {config.kind}" if hasattr(config, "kind") else ""
-        raise UserError(
-            f"there is no setting '{full_path}': "
-            f"{nearest(parent + name, [parent + known for known in names])} "
-            f"({parent.rstrip('.') or 'the run'}{is_kind})"
-        )
-    current = getattr(config, name)
-    if rest and rest != ["kind"]:
-        if current is None:
-            current = _default_of(hints[name], full_path)
-        if not dataclasses.is_dataclass(current):
-            raise UserError(f"'{parent}{name}' is a single value: there is no '{full_path}'")
-        value = _set(current, rest, text, full_path)
-    else:
-        value = _convert(hints[name], text, full_path, current)
-    changed = copy.copy(config)
-    object.__setattr__(changed, name, value)  # not checked by `__post_init__`
-    return changed
-
-
-def _renamed(config: type, name: str) -> str:
-    """The present name of a field that an older release called `name`."""
-    renamed: Mapping[str, str] = getattr(config, "RENAMED", {})
-    return renamed.get(name, name)
-
-
-def _default_of(hint: Any, where: str) -> Any:
-    """The part that an optional field holds, with its defaults, when only one is possible."""
-    parts = [option for option in _options(hint) if dataclasses.is_dataclass(option)]
-    if len(parts) != 1:
-        raise UserError(f"'{where}': choose the kind of its part first")
-    return _convert(parts[0], {}, where, None)
 
 
 # --- types ---
@@ -332,12 +297,15 @@ def _convert(hint: Any, value: Any, where: str, current: Any) -> Any:
 
 
 def _convert_plain(hint: Any, value: Any, where: str, current: Any) -> Any:
+    """`value` as a type without annotations."""
     if len(_options(hint)) > 1:
         return _convert_union(hint, value, where, current)
     if get_origin(hint) is Annotated:
         return _convert(hint, value, where, current)
     if dataclasses.is_dataclass(hint):
         return _convert_table(hint, value, where, current)
+    if isinstance(value, Mapping):
+        raise UserError(f"'{where}' is a single value: there is no '{where}.{next(iter(value))}'")
     if get_origin(hint) is Literal:
         choices = {str(choice): choice for choice in get_args(hint)}
         if str(value) in choices:
@@ -384,16 +352,21 @@ def _convert_union(hint: Any, value: Any, where: str, current: Any) -> Any:
     is_optional = len(rest) < len(_options(hint))
     if is_optional and (value is None or str(value).lower() in words_for_none):
         return None
+    if isinstance(value, tuple(kinds.values())):
+        return _convert_table(type(value), value, where, None)
     if kinds:
-        word = value.get("kind") if isinstance(value, Mapping) else value
-        if isinstance(word, tuple(kinds.values())):
-            return _convert_table(type(word), word, where, None)
+        table = value if isinstance(value, Mapping) else {"kind": value}
+        # A table without a kind is of the current part, or of the only one.
+        default = getattr(current, "kind", next(iter(kinds)) if len(kinds) == 1 else None)
+        word = table.get("kind", default)
         if not isinstance(word, str) or word not in kinds:
             known = [part.kind for part in dict.fromkeys(kinds.values())]
             known += words_for_none[:1] if is_optional else []
             raise UserError(f"{where}={word}: {nearest(str(word), known)}")
+        if word != kinds[word].kind and current is not None:
+            print(f"'{where}={word}' is now '{where}={kinds[word].kind}'", file=sys.stderr)
         same = current if isinstance(current, kinds[word]) else None
-        return _convert_table(kinds[word], value if word is not value else {}, where, same)
+        return _convert_table(kinds[word], {**table, "kind": word}, where, same)
     errors = []
     for option in rest:
         try:
@@ -404,36 +377,53 @@ def _convert_union(hint: Any, value: Any, where: str, current: Any) -> Any:
 
 
 def _convert_table(hint: Any, value: Any, where: str, current: Any) -> Any:
-    fields, hints = {field.name: field for field in dataclasses.fields(hint)}, _hints(hint)
-    prefix = f"{where}." if where else ""
     if isinstance(value, hint):  # built in Python: check its values
-        for name in fields:
-            _convert(hints[name], getattr(value, name), prefix + name, None)
+        fields = [field.name for field in dataclasses.fields(hint)]
+        _convert_fields(hint, {name: getattr(value, name) for name in fields}, where, None)
         return value
     if isinstance(value, str):
-        value = _word_as_table(hint, hints, value, where)
+        value = {"kind": value}
     if not isinstance(value, Mapping):
         raise UserError(f"{where or 'the file'} is a table of settings (not {value!r})")
-    values: dict[str, Any] = {}
-    for key, item in value.items():
-        name = _renamed(hint, key)
-        if name in fields:
-            values[name] = _convert(hints[name], item, prefix + name, None)
-        elif name != "kind" or not hasattr(hint, "kind"):
-            raise UserError(f"there is no setting '{prefix}{name}': {nearest(name, fields)}")
+    values = _convert_fields(hint, value, where, current)
     if current is not None:
         return dataclasses.replace(current, **values)
-    for name, field in fields.items():
+    for field in dataclasses.fields(hint):
         has_default = field.default is not field.default_factory  # both are MISSING
-        if name not in values and not has_default:
-            raise UserError(f"'{prefix}{name}' is needed: set it")
+        if field.name not in values and not has_default:
+            raise UserError(f"'{f'{where}.{field.name}'.lstrip('.')}' is needed: set it")
     return hint(**values)
 
 
-def _word_as_table(hint: Any, hints: Mapping[str, Any], word: str, where: str) -> dict[str, str]:
-    """A single word for a table: its kind, or the value of the field that has it as a choice."""
-    if getattr(hint, "kind", None) == word:
-        return {}
+def _convert_fields(hint: Any, table: Mapping[str, Any], where: str, current: Any) -> Any:
+    """The fields that a table names, by their present names."""
+    hints, prefix = _hints(hint), f"{where}." if where else ""
+    names = [field.name for field in dataclasses.fields(hint)]
+    word = table.get("kind")
+    if word is not None and (not hasattr(hint, "kind") or word not in kinds_of(hint)):
+        table = {**_word_as_fields(hint, hints, word, where or "kind"), **table}
+    values: dict[str, Any] = {}
+    for key, item in table.items():
+        if key == "kind":
+            continue
+        name = getattr(hint, "RENAMED", {}).get(key, key)
+        if item in getattr(hint, "REMOVED", {}).get(name, ()):
+            continue
+        if name not in names:
+            is_kind = f" is {hint.kind}" if hasattr(hint, "kind") else ""
+            raise UserError(
+                f"there is no setting '{prefix}{name}': "
+                f"{nearest(prefix + name, [prefix + known for known in names])} "
+                f"({where or 'the run'}{is_kind})"
+            )
+        if name != key and current is not None:  # an override, not a file of an older release
+            print(f"'{prefix}{key}' is now '{prefix}{name}'", file=sys.stderr)
+        values[name] = _convert(hints[name], item, prefix + name, getattr(current, name, None))
+    return values
+
+
+def _word_as_fields(hint: Any, hints: Mapping[str, Any], word: Any, where: str) -> dict[str, str]:
+    """A single word for a table sets the field that has it as a choice."""
     choices = {
         str(choice): field.name
         for field in reversed(dataclasses.fields(hint))  # the first field of several wins

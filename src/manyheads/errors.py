@@ -33,20 +33,10 @@ def import_optional(name: str, extra: str) -> Any:
 def check_at_least(name: str, value: float | int | None, least: int) -> None:
     """Refuse a number that is below, NaN or infinite. None is a number left out."""
     if value is not None and not least <= value < math.inf:
-        raise UserError(f"{name}={value} must be at least {least}{_finite(value)}")
+        raise UserError(f"{name}={value} must be at least {least}")
 
 
 def check_above_zero(name: str, value: float | int | None) -> None:
     """Refuse a number that is not above 0, NaN or infinite. None is a number left out."""
     if value is not None and not 0 < value < math.inf:
-        raise UserError(f"{name}={value} must be above 0{_finite(value)}")
-
-
-def check_share(name: str, value: float | int | None) -> None:
-    """Refuse a share that drops everything, more, or less than nothing."""
-    if value is not None and not 0 <= value < 1:
-        raise UserError(f"{name}={value} must be at least 0, below 1")
-
-
-def _finite(value: float | int) -> str:
-    return " and finite" if isinstance(value, float) else ""
+        raise UserError(f"{name}={value} must be a finite number above 0")

@@ -19,19 +19,24 @@ PARTIAL = ".partial"
 CHECK_SUM = re.compile(rb"# check sum ([0-9a-f]{8}) of ([\w.]+)")
 
 
-def replace_file(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` make a temporary file, then rename it to `path`: a reader sees old or new."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary file, then rename it to `path`: a reader sees old or new."""
+    partial = None
     try:
+        # New, with a name that nobody can guess: a link put there would be written through.
+        descriptor, name = tempfile.mkstemp(PARTIAL, f".{path.name}.", path.parent)
+        os.close(descriptor)
+        partial = Path(name)
         write(partial)
         with partial.open("rb") as file:
             os.fsync(file.fileno())
-        # Some writers make files that only their owner can read; a run is as open as its folder.
+        # A temporary file is its owner's; a run is as open as its folder.
         partial.chmod(path.parent.stat().st_mode & 0o666)
         os.replace(partial, path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+        if partial is not None:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
         state = "the previous one is untouched" if path.exists() else "nothing was written"
         raise DataError(
             f"{path} could not be saved ({error}): {state}; free disk space and try again"
@@ -57,11 +62,7 @@ def replace_files(folder: Path, last: str = "") -> Iterator[Path]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a small text file atomically; as bytes, so that line ends are the same everywhere."""
-
-    def write(partial: Path) -> None:
-        partial.write_bytes(text.encode("utf-8"))
-
-    replace_file(path, write)
+    replace_file(path, lambda partial: partial.write_bytes(text.encode("utf-8")))
 
 
 def check_sum(content: bytes) -> str:

@@ -1,7 +1,7 @@
 """Load a model from a folder, whichever program wrote it.
 
-A run folder, a Hugging Face folder, and exports for CTranslate2 and onnxruntime offer the same
-methods, as far as the program that runs them can.
+A run folder, a Hugging Face folder and an export for CTranslate2 offer the same methods, as far as
+the program that runs them can.
 """
 
 import copy
@@ -17,16 +17,20 @@ from torch import nn
 
 from manyheads.config import dump, parse
 from manyheads.decode.beam import Decode, SpecialTokens
-from manyheads.decode.decoder import GraphCache, supports_cuda_graph
 from manyheads.decode.ensemble import ensemble as ensemble_of
 from manyheads.decode.generate import BaseGenerator, Generator, as_text, ignore
-from manyheads.decode.linears import to_int8
 from manyheads.decode.sample import Sample
 from manyheads.decode.translate import BaseTranslator, Translator
+from manyheads.engines import Engine
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores
 from manyheads.exchange import DECODER, ENCODER
 from manyheads.exchange.ctranslate2 import WEIGHTS as CTRANSLATE2
+from manyheads.exchange.ctranslate2 import (
+    Ctranslate2Generator,
+    Ctranslate2Model,
+    Ctranslate2Translator,
+)
 from manyheads.exchange.folder import (
     decode_from_hf,
     frame_for_model,
@@ -37,7 +41,7 @@ from manyheads.exchange.huggingface import CONFIG, ImportedModel, import_model, 
 from manyheads.models.base import Model
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
-from manyheads.models.vit import ImageClassifier, Vit, VitConfig
+from manyheads.models.vit import Vit
 from manyheads.optimize import optimize
 from manyheads.presets import ModelConfig
 from manyheads.run import (
@@ -57,6 +61,8 @@ from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train import checkpoint
 
 CPU = torch.device("cpu")
+IN_TORCH = Engine()
+FRAME = ("start", "end", "source_start")
 
 # Abilities in words, and the models that have them.
 NEEDS: dict[Ability, tuple[str, str]] = {
@@ -103,7 +109,10 @@ class LoadedRun(LoadedModel):
         seed: int = 0,
     ) -> list[str]:
         """The text after each prompt: the likeliest tokens, or sampled at a temperature above 0."""
-        generator = self.generator(at_limit="truncate")  # else the last token is an end
+        loaded = self
+        if temperature > 0 and isinstance(self, TorchRun):  # no engine to start for sampling
+            loaded = self.with_engine(IN_TORCH)
+        generator = loaded.generator(at_limit="truncate")  # else the last token is an end
         tokenizer, start = self.tokenizer, self.tokenizer.frame()[0]
         sample = Sample(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
         ids = [[*start, *tokenizer.encode(prompt)] for prompt in _check_texts(prompts)]
@@ -149,16 +158,29 @@ class LoadedRun(LoadedModel):
     def encoder(self) -> TextEncoder:
         """Encodes texts: vectors, labels, words for masks."""
         self.require("encode")
-        return self._encoder()
+        config: Any = self.run.model
+        try:
+            empty = SpecialTokens(self.tokenizer, self.run.decode).start
+        except UserError:  # an imported tokenizer may lack a start token
+            empty = None
+        return TextEncoder(
+            cast(Any, self.torch_model()),
+            frame_for_model(self.tokenizer, self.run.decode, config),
+            max_length=config.max_length,
+            segments=segments_of(config),
+            empty=empty,
+            head=getattr(config, "head", None),
+            device=self.device,
+        )
 
-    def labeller(self) -> ImageClassifier:
+    def labeller(self) -> Vit:
         """Classifies pictures."""
         self.require("label")
         if getattr(self.run.model, "head", None) is None:
             raise UserError(
                 f"{self.folder} has no head for labels: train one on it, init={self.folder}"
             )
-        return self._labeller()
+        return cast(Vit, self.torch_model())
 
     def evaluate(self, data: Data, split: str, stride: int | None = None, **options: Any) -> Scores:
         """The scores of the task on a split, each with its signature."""
@@ -173,34 +195,19 @@ class LoadedRun(LoadedModel):
 
     def torch_model(self) -> nn.Module:
         """The PyTorch module, which gives probabilities."""
-        raise self._exported("has no PyTorch model")
+        raise UserError(f"{self.folder} was exported: for this use the run it came from")
 
-    def in_int8(self) -> "LoadedRun":
-        """The same with its linear layers in int8."""
-        raise self._exported("is quantized when it is exported (--quantization int8)")
-
-    def in_half(self) -> "LoadedRun":
-        """The same with its weights in bfloat16."""
-        raise self._exported("is quantized when it is exported (--quantization)")
-
-    def compiled(self) -> "LoadedRun":
-        """The same, decoding with compiled steps."""
-        raise self._exported("cannot be compiled")
+    def with_engine(self, engine: Engine) -> "LoadedRun":
+        """The same, decoding with an engine; other programs' models have only their own."""
+        if engine.name == "torch" or engine.dtype != "float32":
+            raise UserError(f"{self.folder} was exported: leave out --engine and --dtype")
+        return self
 
     def _translator(self, decode: Decode) -> BaseTranslator:
         raise NotImplementedError
 
     def _generator(self, decode: Decode, warn: Callable[[str], None]) -> BaseGenerator:
         raise NotImplementedError
-
-    def _encoder(self) -> TextEncoder:
-        raise self._exported("gives no vectors or labels")
-
-    def _labeller(self) -> ImageClassifier:
-        raise self._exported("labels nothing")
-
-    def _exported(self, problem: str) -> UserError:
-        return UserError(f"{self.folder} was exported and {problem}: use the run it came from")
 
     def require(self, ability: Ability) -> None:
         """Refuse what the run's task does not offer."""
@@ -218,23 +225,6 @@ class LoadedRun(LoadedModel):
             needed += " trained for it"
         return UserError(f"{self.folder} holds {trained}: what {does} is {needed}")
 
-    def _text_encoder(self, model: Any) -> TextEncoder:
-        """Encodes texts with a PyTorch model or an ONNX graph."""
-        config: Any = self.run.model
-        try:
-            empty = SpecialTokens(self.tokenizer, self.run.decode).start
-        except UserError:  # an imported tokenizer may lack a start token
-            empty = None
-        return TextEncoder(
-            model,
-            frame_for_model(self.tokenizer, self.run.decode, config),
-            max_length=config.max_length,
-            segments=segments_of(config),
-            empty=empty,
-            head=getattr(config, "head", None),
-            device=self.device,
-        )
-
 
 def _check_texts(texts: Sequence[str]) -> Sequence[str]:
     if isinstance(texts, str):
@@ -250,13 +240,14 @@ def refuse_unscored(run: Run, name: str) -> None:
 
 @dataclass(frozen=True)
 class TorchRun(LoadedRun):
-    """A PyTorch model, trained here or imported.
+    """A PyTorch model, trained here or imported; with `others` an ensemble of translators.
 
     Calls and attributes that a run does not have are the model's: release 0.1 loaded a model.
     """
 
     model: Model = dataclasses.field(default_factory=Model)
-    compiles: bool = False
+    engine: Engine = IN_TORCH
+    others: tuple["TorchRun", ...] = ()
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         return self.model(*inputs, **named)
@@ -269,62 +260,25 @@ class TorchRun(LoadedRun):
     def torch_model(self) -> nn.Module:
         return self.model
 
-    def in_int8(self) -> "TorchRun":
-        return dataclasses.replace(self, model=to_int8(self.model))
-
-    def in_half(self) -> "TorchRun":
-        return dataclasses.replace(self, model=copy.deepcopy(self.model).to(torch.bfloat16))
-
-    def compiled(self) -> "TorchRun":
-        if self.device.type != "cuda":
-            raise UserError("steps are compiled for a GPU (--device cuda): leave out --compile")
-        if not supports_cuda_graph(self.model):
-            raise UserError(
-                f"{self.folder} holds a {self.run.model.kind} model whose steps change from one to "
-                "the next: leave out --compile"
-            )
-        return dataclasses.replace(self, compiles=True)
+    def with_engine(self, engine: Engine) -> "TorchRun":
+        model = self.model
+        if engine.dtype == "bfloat16":
+            model = copy.deepcopy(model).to(torch.bfloat16)
+        return dataclasses.replace(self, model=model, engine=engine)
 
     def _translator(self, decode: Decode) -> BaseTranslator:
-        model, graphs = cast(EncoderDecoder, self.model), GraphCache(compiled=self.compiles)
-        return Translator(model, self.tokenizer, decode, graphs)
+        translator = Translator(cast(EncoderDecoder, self.model), self.tokenizer, decode)
+        if not self.others:
+            return self.engine.translator(self.folder, translator)
+        members = []
+        for run in self.others:  # with the tokens that the texts of each begin and end with
+            frame = {name: getattr(run.run.decode, name) for name in FRAME}
+            members.append(run._translator(dataclasses.replace(decode, **frame)))
+        return ensemble_of([translator, *members])
 
     def _generator(self, decode: Decode, warn: Callable[[str], None]) -> BaseGenerator:
-        model, graphs = cast(Gpt, self.model), GraphCache(compiled=self.compiles)
-        return Generator(model, self.tokenizer, decode, warn, graphs)
-
-    def _encoder(self) -> TextEncoder:
-        return self._text_encoder(self.model)
-
-    def _labeller(self) -> ImageClassifier:
-        return cast(Vit, self.model)
-
-
-@dataclass(frozen=True)
-class OnnxRun(LoadedRun):
-    """An ONNX export, run by onnxruntime."""
-
-    def _translator(self, decode: Decode) -> BaseTranslator:
-        from manyheads.exchange.onnx import OnnxSeq2Seq, OnnxTranslator
-
-        return OnnxTranslator(OnnxSeq2Seq(self.folder), self.tokenizer, decode)
-
-    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> BaseGenerator:
-        from manyheads.exchange.onnx import OnnxGenerator, OnnxGpt
-
-        return OnnxGenerator(OnnxGpt(self.folder), self.tokenizer, decode, warn)
-
-    def _encoder(self) -> TextEncoder:
-        from manyheads.exchange.onnx import OnnxEncoder
-
-        if (self.folder / DECODER).is_file():
-            return super()._encoder()
-        return self._text_encoder(OnnxEncoder(self.folder))
-
-    def _labeller(self) -> ImageClassifier:
-        from manyheads.exchange.onnx import OnnxVit
-
-        return OnnxVit(self.folder, cast(VitConfig, self.run.model))
+        generator = Generator(cast(Gpt, self.model), self.tokenizer, decode, warn)
+        return self.engine.generator(self.folder, generator)
 
 
 @dataclass(frozen=True)
@@ -334,42 +288,25 @@ class Ctranslate2Run(LoadedRun):
     device_name: str = "cpu"
 
     def _translator(self, decode: Decode) -> BaseTranslator:
-        from manyheads.exchange.ctranslate2 import Ctranslate2Model, Ctranslate2Translator
-
         model = Ctranslate2Model(self.folder, "Translator", self.device_name)
         return Ctranslate2Translator(model, self.tokenizer, decode)
 
     def _generator(self, decode: Decode, warn: Callable[[str], None]) -> BaseGenerator:
-        from manyheads.exchange.ctranslate2 import Ctranslate2Generator, Ctranslate2Model
-
         model = Ctranslate2Model(self.folder, "Generator", self.device_name)
         return Ctranslate2Generator(model, self.tokenizer, decode, warn)
 
 
-@dataclass(frozen=True)
-class Ensemble(LoadedRun):
-    """Translators that decode together, with the settings of the first."""
-
-    members: tuple[LoadedRun, ...] = ()
-
-    def _translator(self, decode: Decode) -> BaseTranslator:
-        return ensemble_of([run._translator(_with_frame_of(run, decode)) for run in self.members])
-
-
-def _with_frame_of(loaded: LoadedRun, decode: Decode) -> Decode:
-    """The settings, with the tokens that this model's texts begin and end with."""
-    frame = {name: getattr(loaded.run.decode, name) for name in ("start", "end", "source_start")}
-    return dataclasses.replace(decode, **frame)
-
-
-def ensemble(runs: list[LoadedRun]) -> LoadedRun:
-    """One model, or several that decode together."""
-    first = runs[0]
+def ensemble(runs: Sequence[LoadedRun]) -> LoadedRun:
+    """One model, or translators that decode together, with the settings of the first."""
     if len(runs) == 1:
-        return first
+        return runs[0]
+    members = []
     for run in runs:
-        run.translator()  # refuses a run that does not translate
-    return Ensemble(first.folder, first.run, first.own_tokenizer, first.device, tuple(runs))
+        run.require("translate")
+        if not isinstance(run, TorchRun):
+            raise UserError(f"{run.folder} was exported: use the run it came from in an ensemble")
+        members.append(run.with_engine(IN_TORCH))
+    return dataclasses.replace(members[0], others=tuple(members[1:]))
 
 
 def load_run(
@@ -387,9 +324,9 @@ def load_run(
     if (folder / CTRANSLATE2).is_file():
         return Ctranslate2Run(folder, read_run(folder), _tokenizer(folder), device_name=str(device))
     if (folder / DECODER).is_file() or (folder / ENCODER).is_file():
-        if str(device) not in ("auto", "cpu"):
-            raise UserError(f"{folder} is an ONNX export, which runs on a CPU: use --device cpu")
-        return OnnxRun(folder, read_run(folder), _tokenizer(folder))
+        raise UserError(
+            f"{folder} holds an ONNX export: run it with onnxruntime, or load the run it came from"
+        )
     if (folder / CONFIG).is_file() and not exported:
         import_model(folder)  # reports what its settings lack
     return load_torch_run(folder, device)
@@ -458,8 +395,10 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
     return read_tokenizer(folder) if (folder / TOKENIZER).is_file() else None
 
 
-def load(run: str | Path, device: str = "cpu") -> LoadedRun:
-    """Load a run, a Hugging Face folder, or an export for CTranslate2 or onnxruntime.
+def load(run: str | Path, device: str = "cpu", engine: str = "auto") -> LoadedRun:
+    """Load a run, a Hugging Face folder, or an export for CTranslate2.
+
+    On a CPU the engine `auto` translates and generates with CTranslate2 if that gives the same.
 
     The result has `.model` (PyTorch), `.tokenizer`, `.run` (its settings) and, as its task allows,
     `.translate(texts)`, `.generate(prompts)`, `.embed(texts)`, `.classify(texts)` and
@@ -467,6 +406,7 @@ def load(run: str | Path, device: str = "cpu") -> LoadedRun:
     """
     loaded = load_run(Path(run), device)
     if isinstance(loaded, TorchRun):
+        loaded = loaded.with_engine(Engine(engine))
         model: Any = loaded.model  # `to_huggingface` reads these
         model.tokenizer, model.run = loaded.own_tokenizer, loaded.run
         model.special = special_token_ids(loaded.own_tokenizer, loaded.run.decode, model)

@@ -8,23 +8,25 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from manyheads.kernels.attention import ATTENTION, fits_kernels
+from manyheads.kernels.attention import (
+    ATTENTION,
+    AttentionCall,
+    Mask,
+    fits_kernels,
+    share_heads,
+)
 from manyheads.kernels.dispatch import HALF_PRECISION, first_supported, runs_triton, verified
 from manyheads.kernels.linear_cross_entropy import LinearCrossEntropy, rows_per_chunk
-from manyheads.kernels.sdpa import AttentionCall, Mask, packed_attention, share_heads
 
 __all__ = [
-    "allow_recompilations",
     "append_attention",
     "argmax",
     "attention",
     "full_precision",
-    "has_flex_attention",
     "has_fused_topk",
     "is_capturing",
     "linear_cross_entropy",
     "logsumexp",
-    "packed_attention",
     "rows_per_chunk",
     "share_heads",
     "topk",
@@ -120,11 +122,11 @@ def write_kv(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) 
         runs_triton(k)
         and k.shape[2] <= MAX_WRITTEN_POSITIONS
         and not torch.is_grad_enabled()
-        and verified("write_kv", k.device.index)
+        and verified("append_attention", k.device.index)
     ):
-        from manyheads.kernels import kv_write
+        from manyheads.kernels import append_attention as kernel
 
-        kv_write.write_kv(keys, values, slots, k, v)
+        kernel.write_kv(keys, values, slots, k, v)
         return
     keys.index_copy_(2, slots, k.to(keys.dtype))
     values.index_copy_(2, slots, v.to(values.dtype))
@@ -148,18 +150,6 @@ def append_attention(
         return None
     out: Tensor = kernel.append_attention(q, k, v, keys, values, position, counter, scale)
     return out
-
-
-def has_flex_attention(x: Tensor) -> bool:
-    """True if FlexAttention has a forward and a backward kernel for the device."""
-    return x.device.type == "cuda"
-
-
-def allow_recompilations(count: int) -> None:
-    """Let `torch.compile` keep at least so many variants of a function."""
-    import torch._dynamo.config as dynamo  # takes seconds
-
-    dynamo.recompile_limit = max(dynamo.recompile_limit, count)
 
 
 def full_precision(x: Tensor) -> torch.autocast:

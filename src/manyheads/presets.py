@@ -4,15 +4,15 @@ Sizes that follow from others in the papers (feed-forward width, head size) are 
 `build` can shrink any model.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass, replace
-from functools import partial
+import sys
+from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 from torch import nn
 
 from manyheads.baselines.elmo import ElmoConfig
-from manyheads.config import dump, nearest, override, parse
+from manyheads.config import change, nearest
 from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig, NextSentence
 from manyheads.models.decoder_only_seq2seq import BaselineConfig, DecoderOnlySeq2SeqConfig
@@ -27,190 +27,134 @@ TransformerConfig = Seq2SeqConfig | GptConfig | BertConfig | VitConfig | Decoder
 ModelConfig = TransformerConfig | BaselineConfig | ElmoConfig
 
 
-def transformer_base() -> Seq2SeqConfig:
-    """Attention Is All You Need (Vaswani et al. 2017), table 3, row "base".
+# Attention Is All You Need (Vaswani et al. 2017), table 3, row "base". The vocabulary is the joint
+# one of English–German (section 5.1), shared by source, target and output (section 3.4).
+TRANSFORMER_BASE = Seq2SeqConfig(
+    vocab_size=37_000,
+    dim=512,
+    layers=6,
+    heads=8,
+    position=Sinusoidal(),
+    norm=Norm(placement="post"),
+    feedforward=Plain(activation="relu"),
+    embed=EmbeddingConfig(scale="sqrt-dim"),
+    tie="all",
+    dropout=0.1,
+    init="xavier",
+)
 
-    The vocabulary is the joint one of English–German (section 5.1), shared by source, target
-    and output (section 3.4).
-    """
-    return Seq2SeqConfig(
-        vocab_size=37_000,
-        dim=512,
-        layers=6,
-        heads=8,
-        position=Sinusoidal(),
-        norm=Norm(placement="post"),
-        feedforward=Plain(activation="relu"),
-        embed=EmbeddingConfig(scale="sqrt-dim"),
-        tie="all",
-        dropout=0.1,
-        init="xavier",
-    )
+# BERT (Devlin et al. 2019), section 3, with both heads of its pretraining (appendix A.2).
+_BERT_NORM = Norm(placement="post", eps=1e-12)
+BERT_BASE = BertConfig(
+    vocab_size=30_522,
+    dim=768,
+    layers=12,
+    heads=12,
+    max_length=512,
+    position=Learned(),
+    norm=_BERT_NORM,
+    feedforward=Plain(activation="gelu"),
+    embed=EmbeddingConfig(norm=_BERT_NORM, segments=2),
+    pooler=Pooler(),
+    next_sentence=NextSentence(),
+    dropout=0.1,
+    attention_dropout=0.1,
+    init="normal",
+)
 
+# Language Models are Few-Shot Learners (Brown et al. 2020), table 2.1, the smallest row: GPT-2's
+# architecture (section 2.1). All layers are dense; the paper alternates dense and banded sparse
+# layers. No dropout: the paper names only weight decay (appendix B).
+GPT3_SMALL = GptConfig(
+    vocab_size=50_257,
+    dim=768,
+    layers=12,
+    heads=12,
+    max_length=2048,
+    position=Learned(),
+    norm=Norm(placement="pre"),
+    feedforward=Plain(activation="gelu-tanh"),
+    tie="all",
+    dropout=0.0,
+    init="normal-scaled",
+)
 
-def transformer_big() -> Seq2SeqConfig:
-    """The same, row "big". The paper's English–French run has base's dropout."""
-    return replace(transformer_base(), dim=1024, heads=16, dropout=0.3)
+# An Image is Worth 16x16 Words (Dosovitskiy et al. 2021), table 1, in patches of 16. The head has
+# ImageNet's 1,000 classes, by number; dropout is table 3's for ImageNet.
+VIT_BASE = VitConfig(
+    dim=768,
+    layers=12,
+    heads=12,
+    image_size=224,
+    patch_size=16,
+    position=Learned(),
+    norm=Norm(placement="pre", eps=1e-6),
+    feedforward=Plain(activation="gelu"),
+    head=Classify(labels=tuple(map(str, range(1000)))),
+    dropout=0.1,
+    init="xavier",
+)
 
+# Training data-efficient image transformers (Touvron et al. 2021), table 1, DeiT-S. No dropout
+# (table 9), no distillation token.
+VIT_SMALL = replace(VIT_BASE, dim=384, heads=6, dropout=0.0, init="normal")
 
-def bert_base() -> BertConfig:
-    """BERT (Devlin et al. 2019), section 3, with both heads of its pretraining (appendix A.2)."""
-    norm = Norm(placement="post", eps=1e-12)
-    return BertConfig(
-        vocab_size=30_522,
-        dim=768,
-        layers=12,
-        heads=12,
-        max_length=512,
-        position=Learned(),
-        norm=norm,
-        feedforward=Plain(activation="gelu"),
-        embed=EmbeddingConfig(norm=norm, segments=2),
-        pooler=Pooler(),
-        next_sentence=NextSentence(),
-        dropout=0.1,
-        attention_dropout=0.1,
-        init="normal",
-    )
+# Music Transformer (Huang et al. 2018), relative attention over piano events. Sizes from memory,
+# not checked against the paper's table: 6 layers, width 384, 8 heads of 64 channels, feed-forward
+# 1024, 1024 distances per head. The vocabulary has 388 events (128 notes on, 128 off, 100 time
+# shifts, 32 velocities), padding and end. Norm placement, tied embeddings and dropout as in
+# tensor2tensor, with which the paper's models were made.
+MUSIC_TRANSFORMER = GptConfig(
+    vocab_size=390,
+    dim=384,
+    layers=6,
+    heads=8,
+    head_dim=64,
+    ffn_dim=1024,
+    max_length=2048,
+    position=Relative(max_distance=1023),
+    norm=Norm(placement="pre"),
+    feedforward=Plain(activation="relu"),
+    embed=EmbeddingConfig(scale="sqrt-dim"),
+    tie="all",
+    dropout=0.1,
+    init="xavier",
+)
 
-
-def bert_large() -> BertConfig:
-    """BERT-large, section 3."""
-    return replace(bert_base(), dim=1024, layers=24, heads=16)
-
-
-def gpt3_small() -> GptConfig:
-    """Language Models are Few-Shot Learners (Brown et al. 2020), table 2.1, the smallest row.
-
-    GPT-2's architecture (section 2.1), and the base of the larger sizes.
-    All layers are dense; the paper alternates dense and banded sparse layers.
-    No dropout: the paper names only weight decay (appendix B).
-    """
-    return GptConfig(
-        vocab_size=50_257,
-        dim=768,
-        layers=12,
-        heads=12,
-        max_length=2048,
-        position=Learned(),
-        norm=Norm(placement="pre"),
-        feedforward=Plain(activation="gelu-tanh"),
-        tie="all",
-        dropout=0.0,
-        init="normal-scaled",
-    )
-
-
-# Layers, width, heads, head size of the larger rows. XL is printed with 24 heads, which would give
-# far more parameters than the table says; here it has 16, which fill its width. 13b is as printed:
-# its heads do not quite fill its width.
-GPT3_SIZES: dict[str, tuple[int, int, int, int]] = {
-    "gpt3-medium": (24, 1024, 16, 64),
-    "gpt3-large": (24, 1536, 16, 96),
-    "gpt3-xl": (24, 2048, 16, 128),
-    "gpt3-2.7b": (32, 2560, 32, 80),
-    "gpt3-6.7b": (32, 4096, 32, 128),
-    "gpt3-13b": (40, 5140, 40, 128),
-    "gpt3-175b": (96, 12288, 96, 128),
-}
-
-
-def gpt3(name: str) -> GptConfig:
-    """One larger row of GPT-3's table of sizes."""
-    layers, dim, heads, size = GPT3_SIZES[name]
-    head_dim = None if heads * size == dim else size
-    return replace(gpt3_small(), layers=layers, dim=dim, heads=heads, head_dim=head_dim)
-
-
-def vit_base() -> VitConfig:
-    """An Image is Worth 16x16 Words (Dosovitskiy et al. 2021), table 1, in patches of 16.
-
-    The head has ImageNet's 1,000 classes, by number; dropout is table 3's for ImageNet.
-    """
-    return VitConfig(
-        dim=768,
-        layers=12,
-        heads=12,
-        image_size=224,
-        patch_size=16,
-        position=Learned(),
-        norm=Norm(placement="pre", eps=1e-6),
-        feedforward=Plain(activation="gelu"),
-        head=Classify(labels=tuple(map(str, range(1000)))),
-        dropout=0.1,
-        init="xavier",
-    )
-
-
-def vit_large() -> VitConfig:
-    """ViT-Large, table 1."""
-    return replace(vit_base(), dim=1024, layers=24, heads=16)
-
-
-def vit_small() -> VitConfig:
-    """Training data-efficient image transformers (Touvron et al. 2021), table 1, DeiT-S.
-
-    No dropout (table 9), no distillation token.
-    """
-    return replace(vit_base(), dim=384, heads=6, dropout=0.0, init="normal")
-
-
-def vit_tiny() -> VitConfig:
-    """DeiT-Ti, the same table."""
-    return replace(vit_small(), dim=192, heads=3)
-
-
-def music_transformer() -> GptConfig:
-    """Music Transformer (Huang et al. 2018), relative attention over piano events.
-
-    Sizes from memory, not checked against the paper's table: 6 layers, width 384, 8 heads of 64
-    channels, feed-forward 1024, 1024 distances per head. The vocabulary has 388 events (128 notes
-    on, 128 off, 100 time shifts, 32 velocities), padding and end. Norm placement, tied embeddings
-    and dropout as in tensor2tensor, with which the paper's models were made.
-    """
-    return GptConfig(
-        vocab_size=390,
-        dim=384,
-        layers=6,
-        heads=8,
-        head_dim=64,
-        ffn_dim=1024,
-        max_length=2048,
-        position=Relative(max_distance=1023),
-        norm=Norm(placement="pre"),
-        feedforward=Plain(activation="relu"),
-        embed=EmbeddingConfig(scale="sqrt-dim"),
-        tie="all",
-        dropout=0.1,
-        init="xavier",
-    )
-
-
-_PRESETS: dict[str, Callable[[], ModelConfig]] = {
-    "transformer-base": transformer_base,
-    "transformer-big": transformer_big,
-    "bert-base": bert_base,
-    "bert-large": bert_large,
-    "gpt3-small": gpt3_small,
-    **{name: partial(gpt3, name) for name in GPT3_SIZES},
-    "music-transformer": music_transformer,
-    "vit-tiny": vit_tiny,
-    "vit-small": vit_small,
-    "vit-base": vit_base,
-    "vit-large": vit_large,
+# The larger rows of a table are changes to its base. GPT-3 XL is printed with 24 heads, which would
+# give far more parameters than the table says; here it has 16, which fill its width. 13b is as
+# printed: its heads do not quite fill its width.
+PRESETS: dict[str, ModelConfig] = {
+    "transformer-base": TRANSFORMER_BASE,
+    "transformer-big": replace(TRANSFORMER_BASE, dim=1024, heads=16, dropout=0.3),
+    "bert-base": BERT_BASE,
+    "bert-large": replace(BERT_BASE, dim=1024, layers=24, heads=16),
+    "gpt3-small": GPT3_SMALL,
+    "gpt3-medium": replace(GPT3_SMALL, layers=24, dim=1024, heads=16),
+    "gpt3-large": replace(GPT3_SMALL, layers=24, dim=1536, heads=16),
+    "gpt3-xl": replace(GPT3_SMALL, layers=24, dim=2048, heads=16),
+    "gpt3-2.7b": replace(GPT3_SMALL, layers=32, dim=2560, heads=32),
+    "gpt3-6.7b": replace(GPT3_SMALL, layers=32, dim=4096, heads=32),
+    "gpt3-13b": replace(GPT3_SMALL, layers=40, dim=5140, heads=40, head_dim=128),
+    "gpt3-175b": replace(GPT3_SMALL, layers=96, dim=12288, heads=96),
+    "music-transformer": MUSIC_TRANSFORMER,
+    "vit-tiny": replace(VIT_SMALL, dim=192, heads=3),
+    "vit-small": VIT_SMALL,
+    "vit-base": VIT_BASE,
+    "vit-large": replace(VIT_BASE, dim=1024, layers=24, heads=16),
 }
 
 
 def presets() -> list[str]:
     """The names of all presets, by family, small before large."""
-    return list(_PRESETS)
+    return list(PRESETS)
 
 
 def preset(name: str) -> ModelConfig:
     """The settings of a published model, by its exact name."""
-    if name not in _PRESETS:
-        raise UserError(f"there is no preset '{name}' (and no such run): {nearest(name, _PRESETS)}")
-    return _PRESETS[name]()
+    if name not in PRESETS:
+        raise UserError(f"there is no preset '{name}' (and no such run): {nearest(name, PRESETS)}")
+    return PRESETS[name]
 
 
 def build(name: str, **overrides: Any) -> nn.Module:
@@ -219,22 +163,13 @@ def build(name: str, **overrides: Any) -> nn.Module:
     `build("gpt3-small", layers=2, position="rotary", norm={"form": "rms"})`: values are as in a
     recipe, or settings objects; a table changes only the fields that it names.
     """
-    return _changed(preset(name), overrides).build()
+    return change(preset(name), overrides).build()
 
 
-def _changed(config: ModelConfig, overrides: Mapping[str, Any]) -> ModelConfig:
-    """Apply all changes at once: sizes are checked together."""
-    plain: dict[str, Any] = {}
-    for name, value in overrides.items():
-        if isinstance(value, str) and is_dataclass(getattr(config, name, None)):
-            config = override(config, name, value)
-        else:
-            plain[name] = value
-    table = dump(config)
-    for name, value in plain.items():
-        known = table.get(name)
-        if isinstance(value, Mapping) and isinstance(known, Mapping):
-            same = value.get("kind", known.get("kind")) == known.get("kind")
-            value = {**known, **value} if same else value
-        table[name] = value
-    return parse(type(config), table)
+class _Callable(ModuleType):
+    """Importing this module puts it in place of the function `manyheads.presets`."""
+
+    __call__ = staticmethod(presets)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -30,7 +31,6 @@ from manyheads.errors import DataError, UserError
 from manyheads.exchange.folder import frame_for_model
 from manyheads.fileio import PARTIAL, check_sound, drop_partials, with_sums, write_text
 from manyheads.nn.attention import Dense
-from manyheads.nn.local import LocalAttention
 from manyheads.nn.positions import Sinusoidal
 from manyheads.presets import ModelConfig
 from manyheads.tasks.spec import RunSettings, TaskSpec, kinds
@@ -50,7 +50,14 @@ EXPORTED = ("config.json", "model.bin", "*.onnx")  # files of a folder for anoth
 # Settings that may change when a run is resumed.
 FREE = {
     *("train.steps", "train.epochs", "train.validate_every", "train.save_every"),
-    *("train.log_every", "train.parallel", "train.compile", "train.activation_checkpointing"),
+    *(
+        "train.probes",
+        "train.probe_weights",
+        "train.log_every",
+        "train.parallel",
+        "train.compile",
+        "train.activation_checkpointing",
+    ),
 }
 
 Data = PhrasebookData | FilesData | SummaryData | TextData | LabelledData | ImageData | MusicData
@@ -285,12 +292,17 @@ def locked(folder: Path) -> Iterator[None]:
         yield
         return
     make_folder(folder / checkpoint.STATE)
-    with (folder / checkpoint.STATE / "lock").open("w") as file:
+    # A link in place of the file is not followed: its target is none of ours.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    lock = os.open(folder / checkpoint.STATE / "lock", flags, 0o666)
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"{folder} is being trained by another process: wait for it") from None
         yield
+    finally:
+        os.close(lock)
 
 
 def save_run(run: Run, tokenizer: Tokenizer | None, model: nn.Module, folder: Path) -> None:
@@ -342,7 +354,8 @@ def train_run(
         size = sum(p.numel() for p in trainer.model.parameters())
         several = f"{world.size} × {device.type}, {run.train.parallel}"
         where = several if world.is_distributed else str(device)
-        report(f"{size:,} parameters on {where}, {trainer.dtype}".replace("torch.", ""))
+        precision = str(trainer.dtype).removeprefix("torch.")
+        report(f"{size:,} parameters on {where}, {precision}, seed {run.seed}")
         if run.train.compile == "yes" and not world.is_distributed:
             report("the first steps are compiled, which takes up to a minute each")
         trainer.run()
@@ -360,7 +373,8 @@ def delete_run(folder: Path) -> None:
     shutil.rmtree(folder / checkpoint.STATE, ignore_errors=True)
     for name in (SETTINGS, TOKENIZER, checkpoint.WEIGHTS, SCORES, "metrics.jsonl"):
         (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+    for name in ("tensorboard", "probes"):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def make_trainer(
@@ -376,7 +390,7 @@ def make_trainer(
     with world.main_first():  # the others read what the first has written
         run, tokenizer = prepare(run, folder, part)
     task = make_task(run, part, valid, tokenizer, device)
-    task.notes = [*task.notes, *_warn_embedding_scale(run), *_warn_window(run)]
+    task.notes = [*task.notes, *_warn_embedding_scale(run)]
     torch.manual_seed(run.seed)
     model = run.model.build()
     if run.init and not checkpoint.is_begun(folder):
@@ -385,6 +399,7 @@ def make_trainer(
         load_pretrained(model, load_start(run.init))
     trained = run.spec.wrap(model, run)
     trained.to(device)
+    single = not world.is_distributed  # a sharded model would have to be gathered
     return Trainer(
         trained,
         task,
@@ -395,6 +410,7 @@ def make_trainer(
         metadata={"model": model_digest(run.model)},
         saved_model=model,
         world=world,
+        probe=run.spec.probe(task, model, folder) if run.train.probes and single else None,
     )
 
 
@@ -472,22 +488,4 @@ def _warn_embedding_scale(run: Run) -> list[str]:
     return [
         "sinusoidal positions have amplitude 1, and token embeddings start far smaller, so that "
         "little is learned of the words: add model.embed.scale=sqrt-dim"
-    ]
-
-
-def _warn_window(run: Run) -> list[str]:
-    """Windows and blocks that hide nothing of what the model reads."""
-    model: Any = run.model
-    length = getattr(model, "positions", model.max_length)
-    sides = [name for name in ("encoder", "decoder") if hasattr(model, name)]
-    cores = {f"model.{name}.attention": getattr(model, name).attention for name in sides}
-    cores = {name: core for name, core in cores.items() if core is not None}
-    if len(cores) < 2:  # a side without its own has the model's
-        cores = {"model.attention": getattr(model, "attention", None), **cores}
-    return [
-        f"{name}={core.kind} hides nothing, as exact attention does: the model reads up to "
-        f"{length} positions, and all of them are near; lower {name}.{core.measure}="
-        f"{getattr(core, core.measure)}"
-        for name, core in cores.items()
-        if isinstance(core, LocalAttention) and core.reach >= length
     ]

@@ -1,15 +1,14 @@
 """Parameters, FLOPs and memory of a model, by part.
 
-The model is built on the meta device, with shapes and no values, so that the largest preset takes
-a second. FLOPs are those of the matrix products, two per multiply-add, as PyTorch's
-`FlopCounterMode` counts them in a forward pass. Attention counts as the dense implementation
-computes it: every query is scored with every key, masked or not.
+The model is built on the meta device, with shapes and no values. FLOPs are those of the matrix
+products, two per multiply-add: every weight of a projection is used once per token, and attention
+counts as the dense implementation computes it, every query scored with every key, masked or not.
 """
 
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from manyheads.baselines.bytenet import ByteNet, DilatedBlock
+from manyheads.baselines.bytenet import ByteNet
 from manyheads.baselines.convolution import Convolution
-from manyheads.baselines.convs2s import ConvDecoder, ConvEncoder, ConvS2S, StepAttention
+from manyheads.baselines.convs2s import ConvS2S
 from manyheads.baselines.elmo import Elmo
 from manyheads.baselines.luong_attention import LuongAttention
 from manyheads.errors import UserError
@@ -30,17 +29,16 @@ from manyheads.models.decoder_only_seq2seq import Baseline, DecoderOnlySeq2Seq
 from manyheads.models.heads import DetectHead, MaskedHead
 from manyheads.models.seq2seq import EncoderDecoderBase, Seq2Seq
 from manyheads.models.vit import Patches, Vit, VitConfig
-from manyheads.nn.attention import AttentionInputs, CrossAttention, Dense, SelfAttention
+from manyheads.nn.attention import CrossAttention, Dense, SelfAttention
 from manyheads.nn.block import Block, Stack, on_meta
 from manyheads.nn.compressed import CompressedAttention
-from manyheads.nn.experts import ExpertFeedForward, Projections
+from manyheads.nn.experts import ExpertFeedForward
 from manyheads.nn.layers import FeedForward, GatedFeedForward, LMHead
 from manyheads.nn.linformer import LinformerAttention
 from manyheads.nn.local import Local, Longformer
-from manyheads.nn.performer import PerformerAttention
+from manyheads.nn.masks import full, make_mask
+from manyheads.nn.performer import CHUNK, PerformerAttention
 from manyheads.nn.positions import Position
-from manyheads.nn.scores import AdditiveScore
-from manyheads.ops import share_heads
 from manyheads.presets import ModelConfig
 
 PARTS = ["embedding", "positions", "recurrent", "convolution", "attention", "cross-attention"]
@@ -70,10 +68,10 @@ class Training:
 
     Activations are an estimate of what autograd saves: the input of every projection and norm;
     queries, keys and values; what an activation function needs in addition to its result; the
-    logits; and what the attention implementation saves (dense: the weights before and after the
-    mask). A block with gelu, of width d, with h heads of size c and f hidden values, saves
-    4d + 4hc + 2f values per token, and dense attention over n keys 2hn more. Dropout masks and
-    the workspaces of kernels are left out.
+    logits; and the weights of dense attention, before and after the mask. A block with gelu, of
+    width d, with h heads of size c and f hidden values, saves 4d + 4hc + 2f values per token, and
+    dense attention over n keys 2hn more. Left out are dropout masks, the workspaces of kernels and
+    intermediate results of approximate attention and of the baselines.
     """
 
     weights: int
@@ -165,7 +163,7 @@ def summarize(config: ModelConfig, length: int | None = None, batch: int = 1) ->
     parts = _parameters(model)
     parameters = sum(parts.values())
     tokens = _token_counts(model, length)
-    saved, cached, state = _memory(model, length)
+    saved, cached, state = _memory(model, tokens)
     activations = {kind: BYTES["float32"] * saved[kind] for kind in tokens}
     return ModelSummary(
         kind=config.kind,
@@ -175,7 +173,7 @@ def summarize(config: ModelConfig, length: int | None = None, batch: int = 1) ->
         parts=parts,
         block_parameters=sum(weight.numel() for block in blocks for weight in block.parameters()),
         tokens=tokens,
-        flops=_flops(model, length),
+        flops=_flops(model, tokens),
         inference={
             dtype: Inference(
                 weights=size * parameters,
@@ -209,13 +207,13 @@ def _build(config: ModelConfig) -> nn.Module:
 # --- parts and kinds of tokens ---
 
 
-def _parts(model: nn.Module) -> dict[str, str | None]:
-    """The part of each module: that of its outermost ancestor that has one."""
+def _parts(model: nn.Module) -> list[tuple[str, nn.Module, str | None]]:
+    """Path, module and part of each module: that of its outermost ancestor that has one."""
     parts: dict[str, str | None] = {}
     for path, module in model.named_modules():
         parent, _, name = path.rpartition(".")
         parts[path] = parts.get(parent) or _part(module, name, parent)
-    return parts
+    return [(path, module, parts[path]) for path, module in model.named_modules()]
 
 
 def _part(module: nn.Module, name: str, parent: str) -> str | None:
@@ -241,7 +239,7 @@ def _part(module: nn.Module, name: str, parent: str) -> str | None:
 
 def _parameters(model: nn.Module) -> dict[str, int]:
     """Parameters by part; those outside all parts are projections of the heads."""
-    parts = _parts(model)
+    parts = {path: part for path, _, part in _parts(model)}
     counts: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         counts[parts[name.rpartition(".")[0]] or "head"] += parameter.numel()
@@ -278,219 +276,102 @@ def _kinds(model: nn.Module, path: str) -> list[str]:
     return ["token"]
 
 
+def _key_kinds(attention: Attention, kinds: list[str]) -> list[str]:
+    return kinds if isinstance(attention, SelfAttention) else ["source"]
+
+
 # --- FLOPs ---
 
 
-def _flops(model: nn.Module, length: int) -> dict[str, dict[str, int]]:
-    """FLOPs per token of each kind, by part, of one forward pass. Changes the model.
-
-    Equal blocks are counted once. Modules that need values to run are replaced by ones that
-    compute products of the same size.
-    """
-    tokens = _token_counts(model, length)
+def _flops(model: nn.Module, tokens: dict[str, int]) -> dict[str, dict[str, int]]:
+    """FLOPs per token of each kind, by part, of a forward pass."""
     flops: dict[str, Counter[str]] = {kind: Counter() for kind in tokens}
-    copies = _drop_copies(model)
 
-    def add(path: str, part: str, kinds: list[str], count: int) -> None:
-        times = next((n for block, n in copies.items() if path.startswith(block)), 1)
+    def add(kinds: list[str], part: str, count: int) -> None:
         for kind in kinds if count else []:
-            flops[kind][part] += times * count // sum(tokens[kind] for kind in kinds)
+            flops[kind][part] += count
 
-    recorders: dict[str, _CoreRecorder] = {}
-    for path, module in list(model.named_modules()):
+    rows = [(x, part or "head", _kinds(model, path)) for path, x, part in _parts(model)]
+    for module, part, kinds in rows:
+        add(kinds, part, 2 * _weights_per_token(module, model))
+    for module, part, kinds in rows:
         if isinstance(module, Attention):
-            recorders[path] = _CoreRecorder(module.core)
-            module.core = recorders[path]
-        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):  # no products, but slow on meta
-            module.__class__ = nn.Identity  # type: ignore[assignment]
-        elif isinstance(module, nn.LSTM):
-            module.__class__ = _ParallelLSTM
-        elif isinstance(module, ExpertFeedForward):
-            module.__class__ = _FirstExperts
-        elif isinstance(module, Projections):
-            module.__class__ = _FirstProjection
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        _ForwardPass(model)(length)
-    counts = {path: sum(ops.values()) for path, ops in counter.get_flop_counts().items()}
-    parts = _parts(model)
-    for path, module in model.named_modules():
-        if not any(module.children()):
-            part = parts[path] or "head"
-            count = counts.get(f"_ForwardPass.model.{path}", 0)
-            add(path, part, _kinds(model, path), count)
-    for path, recorder in recorders.items():
-        part, queries = str(parts[path]), _kinds(model, path)
-        keys = ["source"] if part == "cross-attention" else queries
-        for name, kinds, count in recorder.flops(part, queries, keys):
-            add(path, name, kinds, count)
+            sizes, keys = module.config, _key_kinds(module, kinds)
+            seen, products = _core_cost(module.core, sum(tokens[kind] for kind in keys))
+            query = torch.empty(1, sizes.heads, 1, sizes.head_dim, device="meta")
+            key = torch.empty(1, sizes.heads, 1, sizes.key_dim, device="meta")
+            per_key = _count(module.score, query[:, :, :0], key)
+            per_pair = _count(module.score, query, key.expand(-1, -1, seen, -1)) - seen * per_key
+            add(kinds, f"{part} scores", per_pair)
+            add(keys, f"{part} scores", per_key)
+            add(kinds, f"{part} mixing", 2 * sizes.heads * seen * sizes.head_dim)
+            add(kinds, part, 2 * products)
+    for module, _, kinds in rows:
+        if isinstance(module, Stack):
+            add(kinds, "positions", _position_flops(module, sum(tokens[kind] for kind in kinds)))
     return {kind: dict(by_part) for kind, by_part in flops.items()}
 
 
-def _drop_copies(model: nn.Module) -> dict[str, int]:
-    """Leave each stack one block of each kind; gives the paths of these, and how many there were.
+def _weights_per_token(module: nn.Module, model: Any) -> int:
+    """The weights of a module, those of submodules left out, that a token is multiplied with."""
+    match module:
+        case nn.Linear() | nn.Conv1d() | nn.Conv2d():
+            return module.weight.numel()
+        case nn.LSTM():
+            return sum(weight.numel() for weight in module.parameters() if weight.ndim == 2)
+        case ExpertFeedForward():
+            return module.config.top * (
+                module.inner.weight[0].numel() + module.outer.weight[0].numel()
+            )
+        case LMHead():
+            return _uses(model) * _output_matrix(module, model).numel()
+    return 0
 
-    Blocks of a stack differ in nothing but the class of their attention implementation.
+
+def _uses(model: nn.Module) -> int:
+    """How often the output matrix is used for a token: ELMo predicts in both directions."""
+    return 2 if isinstance(model, Elmo) else 1
+
+
+def _output_matrix(head: LMHead, model: Any) -> Tensor:
+    return head.matrix(getattr(model, "target_table", model.tokens))
+
+
+def _position_flops(stack: Stack, length: int) -> int:
+    """FLOPs per token of the bias of all layers."""
+    blocks = [block for block in stack.blocks if isinstance(block, Block)]
+    sizes = blocks[0].attention.config
+    q = torch.empty(1, sizes.heads, length, sizes.head_dim, device="meta")
+    mask = make_mask(full, length, device=q.device)
+    weights = q.new_empty(*q.shape[:3], length)
+    count = _count(stack.position.bias, q, mask) + _count(stack.position.value_bias, weights, mask)
+    return len(blocks) * count // length
+
+
+def _core_cost(core: object, length: int) -> tuple[int, int]:
+    """How many keys a query is scored with, and further multiply-adds per token, over all heads.
+
+    An unknown implementation counts as exact attention.
     """
-    copies = {}
-    for path, stack in list(model.named_modules()):
-        if isinstance(stack, Stack):
-            kinds: dict[type, list[Block]] = {}
-            for block in stack.blocks:
-                assert isinstance(block, Block)
-                kinds.setdefault(type(block.attention.core), []).append(block)
-            stack.blocks = nn.ModuleList(blocks[0] for blocks in kinds.values())
-            for index, blocks in enumerate(kinds.values()):
-                copies[f"{path}.blocks.{index}."] = len(blocks)
-    return copies
-
-
-class _ForwardPass(nn.Module):
-    """A forward pass over one sequence or image."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, length: int) -> None:
-        model = self.model
-        sequence = torch.empty(1, length, dtype=torch.long, device="meta")
-        if isinstance(model, Vit):
-            size = model.config.image_size
-            model(torch.empty(1, model.config.channels, size, size, device="meta"))
-        elif isinstance(model, Elmo) and model.config.head is None:
-            for layers in model.directions(sequence):  # each direction predicts every token
-                model.output(layers[-1], model.tokens)
-        elif isinstance(model, EncoderDecoderBase):
-            model(sequence, sequence)
-        else:
-            model(sequence)
-
-
-class _ParallelLSTM(nn.LSTM):
-    """The products of all steps at once: their sizes do not depend on the recurrence."""
-
-    def forward(self, x: Any, hx: Any = None) -> Any:
-        directions = 1 + self.bidirectional
-        for index, (input_weights, state_weights, *_) in enumerate(self.all_weights):
-            F.linear(x, input_weights)
-            F.linear(x.new_empty(*x.shape[:2], self.hidden_size), state_weights)
-            if (index + 1) % directions == 0:
-                x = x.new_empty(*x.shape[:2], directions * self.hidden_size)
-        return x, hx
-
-
-class _FirstExperts(ExpertFeedForward):
-    """As many experts as serve a token; which ones the router chooses does not matter."""
-
-    def forward(self, x: Any) -> Any:
-        self.router(x)
-        for _ in range(self.config.top):
-            self.outer(self.inner(x[0]))
-        return x
-
-
-class _FirstProjection(Projections):
-    """That of the first expert."""
-
-    def forward(self, x: Any) -> Any:
-        return self.of(0, x)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _CoreCost:
-    """The cost of an attention implementation per token, over all heads.
-
-    A query is scored with `keys` keys. An approximation has more products (multiply-adds per
-    query and per key), and saves more for the backward pass: values per query and per key, and
-    how many times the weights of a query.
-    """
-
-    keys: int
-    products: int = 0
-    saved_per_query: int = 0
-    saved_per_key: int = 0
-    saved_weights: int = 0
-
-
-def _core_cost(core: object, length: int) -> _CoreCost:
-    """Formulas, where a pass on the meta device cannot tell.
-
-    A window is computed in blocks, padding included; the Performer branches on values; memory
-    compression pads its last block. An unknown implementation counts as exact attention.
-    """
-    if isinstance(core, Dense):
-        return _CoreCost(keys=length, saved_weights=2)  # before and after the mask
-    if isinstance(core, Local):
-        return _CoreCost(keys=min(length, core.size))
-    if isinstance(core, Longformer):
-        return _CoreCost(keys=min(length, 2 * core.window + 1 + core.globals))
-    if isinstance(core, LinformerAttention):
-        mixed = core.rank * core.channels  # E K and F V
-        return _CoreCost(
-            keys=core.rank, products=mixed, saved_per_key=mixed // length, saved_weights=1
-        )
-    if isinstance(core, CompressedAttention):
-        kernels = (core.keys, core.values)
-        return _CoreCost(
-            keys=math.ceil(length / core.stride),
-            products=sum(kernel.numel() // core.stride for kernel in kernels),
-            saved_per_key=sum(kernel[:, :, 0, 0].numel() for kernel in kernels) // core.stride,
-        )
-    if isinstance(core, PerformerAttention):
-        # φ(q) and its product with φ(K)ᵀ V count as scores and mixing; φ(k), φ(K)ᵀ [V 1] and,
-        # in a causal chunk, its pairs and the state before it do not.
-        heads, head_dim, features = core.sizes.heads, core.sizes.head_dim, core.settings.features
-        kv_dim = core.sizes.kv_heads * head_dim
-        chunk = min(core.settings.chunk, length) if core.sizes.causal else 0
-        state = heads * features * (head_dim + 1)
-        return _CoreCost(
-            keys=features,
-            products=heads * (features + chunk * (features + head_dim + 1))
-            + features * kv_dim
-            + state,
-            saved_per_query=heads * (features + head_dim + 2 + chunk),
-            saved_per_key=heads * (features + head_dim + 1) - kv_dim + state // (chunk or length),
-        )
-    return _CoreCost(keys=length)
-
-
-class _CoreRecorder(nn.Module):
-    """Takes the place of an attention implementation: records its inputs, computes nothing."""
-
-    inputs: AttentionInputs
-
-    def __init__(self, core: Any) -> None:
-        super().__init__()
-        self.core = core
-
-    def check(self, score: Any, position: Any) -> None:
-        """Accepts everything."""
-
-    def weights(self, inputs: AttentionInputs) -> Any:
-        raise NotImplementedError
-
-    def forward(self, inputs: AttentionInputs) -> Any:
-        self.inputs = inputs
-        return inputs.q.new_empty(*inputs.q.shape[:3], inputs.v.shape[3])
-
-    def flops(
-        self, part: str, queries: list[str], keys: list[str]
-    ) -> Iterator[tuple[str, list[str], int]]:
-        """Name, the kinds of tokens that share it, and FLOPs of what the core does."""
-        q, k, v = self.inputs.q, self.inputs.k, self.inputs.v
-        mask, score, position = self.inputs.mask, self.inputs.score, self.inputs.position
-        (_, heads, length, _), no_queries = q.shape, q[:, :, :0]
-        cost = _core_cost(self.core, k.shape[2])
-        k = share_heads(k, heads)
-        scored = k.new_empty(*k.shape[:2], cost.keys, k.shape[3])
-        pairs = _count(score, q, scored) - _count(score, no_queries, scored)
-        yield f"{part} scores", queries, pairs
-        yield f"{part} scores", keys, _count(score, no_queries, k)
-        yield f"{part} mixing", queries, 2 * heads * length * cost.keys * v.shape[3]
-        weights = q.new_empty(*q.shape[:3], k.shape[2])
-        on_positions = _count(position.bias, q, mask) + _count(position.value_bias, weights, mask)
-        yield "positions", queries, on_positions
-        yield part, queries, 2 * length * cost.products
+    match core:
+        case Local():
+            return min(length, core.size), 0
+        case Longformer():
+            return min(length, 2 * core.window + 1 + core.globals), 0
+        case LinformerAttention():
+            return core.rank, core.rank * core.channels  # E K and F V
+        case CompressedAttention():
+            kernels = core.keys.numel() + core.values.numel()
+            return math.ceil(length / core.stride), kernels // core.stride
+        case PerformerAttention():
+            # φ(q) and its product with φ(K)ᵀ V count as scores and mixing; φ(k), φ(K)ᵀ [V 1] and,
+            # in a causal chunk, its pairs and the state before it do not.
+            sizes, features = core.sizes, len(core.projection)
+            heads, wide = sizes.heads, sizes.head_dim + 1
+            chunk = min(CHUNK, length) if sizes.causal else 0
+            products = heads * (features + chunk * (features + wide) + features * wide)
+            return features, products + features * sizes.kv_heads * sizes.head_dim
+    return length, 0
 
 
 def _count(function: Callable[..., Any], *arguments: Any) -> int:
@@ -502,7 +383,7 @@ def _count(function: Callable[..., Any], *arguments: Any) -> int:
 # --- memory ---
 
 
-def _memory(model: Any, length: int) -> tuple[Counter[str], Counter[str], int]:
+def _memory(model: Any, tokens: dict[str, int]) -> tuple[Counter[str], Counter[str], int]:
     """Values: saved for the backward pass and cached, per token of each kind; a decoder's state.
 
     The encoder's output is saved once, for all layers of the decoder.
@@ -512,20 +393,21 @@ def _memory(model: Any, length: int) -> tuple[Counter[str], Counter[str], int]:
     state = 0
     if isinstance(model, Seq2Seq | Baseline):
         encoded = model.config.dim * (2 if isinstance(model, ConvS2S) else 1)
-        saved["source"] += 0 if isinstance(model, ByteNet) else encoded
+        saved["source"] += encoded
         cached["source"] += 0 if isinstance(model, Seq2Seq) else encoded
     for path, module in model.named_modules():
         kinds = _kinds(model, path)
         values = 0 if path.endswith("cross.project") else _saved(module, model)
         saved.update(dict.fromkeys(kinds, values))
-        if isinstance(module, Attention):
-            is_cross = not isinstance(module, SelfAttention)
-            keys = ["source"] if is_cross else kinds
-            per_query, per_key = _saved_by_attention(module, length, model)
-            saved.update(dict.fromkeys(kinds, per_query))
-            saved.update(dict.fromkeys(keys, per_key))
-            if path.startswith("decoder") and not isinstance(module, LuongAttention):
-                cached.update({kind: sum(module.config.sizes[1:]) for kind in keys})
+        if isinstance(module, SelfAttention | CrossAttention):
+            keys = _key_kinds(module, kinds)
+            seen = sum(tokens[kind] for kind in keys)
+            weights = 2 * module.config.heads * seen if isinstance(module.core, Dense) else 0
+            per_query, *per_key = module.config.sizes
+            saved.update(dict.fromkeys(kinds, per_query + weights))
+            saved.update(dict.fromkeys(keys, sum(per_key)))
+            if path.startswith("decoder"):
+                cached.update(dict.fromkeys(keys, sum(per_key)))
         if kinds == ["target"] and isinstance(module, nn.LSTM):
             state += 2 * module.num_layers * module.hidden_size
         if kinds == ["target"] and isinstance(module, Convolution):
@@ -545,7 +427,11 @@ def _saved(module: nn.Module, model: Any) -> int:
         case nn.Conv2d():
             return module.weight[0].numel()  # the pixels of a patch
         case nn.LSTM():
-            return _saved_by_lstm(module)
+            # Per layer its input; per direction the four gates, the state, the cell and its tanh.
+            directions = 1 + module.bidirectional
+            between = (module.num_layers - 1) * directions * module.hidden_size
+            gates = module.num_layers * directions * 7 * module.hidden_size
+            return module.input_size + between + gates
         case FeedForward():
             return module.outer.in_features * _needs_input(module.activation)
         case GatedFeedForward():  # both factors; the two projections share their input
@@ -556,46 +442,10 @@ def _saved(module: nn.Module, model: Any) -> int:
             slots = module.config.top * module.config.capacity
             return round(slots * (2 * dim + hidden * (1 + _needs_input(module.activation))))
         case LMHead():  # its input, and the logits
-            return sum(module.matrix(getattr(model, "target_table", model.tokens)).shape)
+            return _uses(model) * sum(_output_matrix(module, model).shape)
         case MaskedHead() | DetectHead():
             return module.project.out_features  # the input of the activation
-        case DilatedBlock():
-            return module.convolution.inner.in_channels  # relu's result, which is copied to pad it
-        case ConvEncoder() | ConvDecoder():  # both halves of what is gated
-            return 2 * sum(
-                conv.in_channels for conv in module.modules() if isinstance(conv, nn.Conv1d)
-            )
-        case Elmo() if module.config.head is None:  # the head is used in both directions
-            return sum(module.output.matrix(module.tokens).shape)
-        case Elmo():  # all layers, their mixture, and what the maximum is taken of
-            return (module.config.layers + 3) * 2 * module.config.dim
     return 0
-
-
-def _saved_by_attention(attention: Attention, keys: int, model: Any) -> tuple[int, int]:
-    """Values saved of a query and of a key, those of the projections left out."""
-    if isinstance(attention, LuongAttention):
-        heads, head_dim = 1, model.config.dim
-        # Keys are the encoder's output, saved once; these values are a sum with the embeddings.
-        per_query, per_key = head_dim, head_dim * isinstance(attention, StepAttention)
-    else:
-        heads = attention.config.heads
-        keys *= 2 if isinstance(model, DecoderOnlySeq2Seq) else 1
-        per_query, *others = attention.config.sizes
-        per_key = sum(others)
-    cost = _core_cost(attention.core, keys)
-    per_pair = cost.saved_weights
-    if cost.saved_weights and isinstance(attention.score, AdditiveScore):
-        per_pair += attention.score.weight.shape[1]
-    per_query += cost.saved_per_query + heads * cost.keys * per_pair
-    return per_query, per_key + cost.saved_per_key
-
-
-def _saved_by_lstm(lstm: nn.LSTM) -> int:
-    """Per layer its input; per direction the four gates, the state, the cell and its tanh."""
-    directions = 2 if lstm.bidirectional else 1
-    inputs = lstm.input_size + (lstm.num_layers - 1) * directions * lstm.hidden_size
-    return inputs + lstm.num_layers * directions * 7 * lstm.hidden_size
 
 
 def _needs_input(activation: Callable[[Tensor], Tensor]) -> bool:

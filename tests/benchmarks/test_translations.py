@@ -14,7 +14,7 @@ import pytest
 from manyheads.data.corpus import read_lines
 from manyheads.errors import UserError
 from manyheads.phrasebook import sentences
-from manyheads.presets import transformer_base
+from manyheads.presets import TRANSFORMER_BASE
 from manyheads.recipes import read_recipe
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -200,7 +200,7 @@ def test_tatoeba_base_is_transformer_base() -> None:
     settings = [*translations.TATOEBA.split(), *translations.SYSTEMS["base"].split()]
     model = read_recipe("translation", settings).model
     local = {"vocab_size": None, "dropout": 0.3, "max_length": model.max_length, "ffn_dim": 2048}
-    assert model == dataclasses.replace(transformer_base(), **local)
+    assert model == dataclasses.replace(TRANSFORMER_BASE, **local)
 
 
 def test_tatoeba_has_a_curve_of_bleu_and_a_picture(

@@ -2,7 +2,6 @@
 
 import math
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -31,11 +30,9 @@ from manyheads.errors import UserError
 
 CHANGES = [
     Augment(crop_padding=2),
-    Augment(crop_padding=2, padding="reflect"),
     Augment(flip=0.5),
     Augment(operations=2),
-    Augment(cutout=4),
-    Augment(crop_padding=2, flip=0.5, operations=3, strength=0.9, cutout=4),
+    Augment(crop_padding=2, flip=0.5, operations=3, strength=0.9),
 ]
 MIXINGS = [Mixing(mixup=0.4), Mixing(cutmix=1.0), Mixing(mixup=0.4, cutmix=1.0, chance=0.7)]
 
@@ -85,30 +82,22 @@ def test_results_depend_on_the_generator_only(settings: Augment | Mixing) -> Non
 def test_values_stay_from_0_to_1(channels: int, strength: float) -> None:
     x = images(64, channels).round(decimals=1)  # includes 0 and 1
     for seed in range(3):
-        settings = Augment(crop_padding=3, flip=0.5, operations=4, strength=strength, cutout=3)
+        settings = Augment(crop_padding=3, flip=0.5, operations=4, strength=strength)
         y = augment(x, settings, seeded(seed))
         y, _ = mix(y, torch.zeros(64, dtype=torch.long), 1, MIXINGS[2], seeded(seed))
         assert bool(y.isfinite().all())
         assert 0 <= float(y.min()) <= float(y.max()) <= 1
 
 
-@pytest.mark.parametrize("padding", ["zero", "reflect"])
-def test_a_crop_is_a_shifted_image(padding: Any) -> None:
+def test_a_crop_is_a_shifted_image() -> None:
     x = images(200)
-    mode = {"zero": "constant", "reflect": "reflect"}[padding]
-    padded = torch.nn.functional.pad(x, (2, 2, 2, 2), mode=mode)
-    y = augment(x, Augment(crop_padding=2, padding=padding), seeded())
+    padded = torch.nn.functional.pad(x, (2, 2, 2, 2))
+    y = augment(x, Augment(crop_padding=2), seeded())
     shifts = list(product(range(5), repeat=2))
     crops = torch.stack([padded[:, :, r : r + 10, c : c + 12] for r, c in shifts])
     is_equal = (crops == y).flatten(2).all(2)
     assert (is_equal.sum(0) == 1).all()
     assert is_equal.any(1).all()  # every shift occurs
-
-
-def test_a_padding_that_cannot_be_reflected_is_refused() -> None:
-    reflect = Augment(crop_padding=10, padding="reflect")
-    assert "crop_padding=10" in refusal(UserError, augment, images(), reflect, seeded())
-    assert augment(images(), Augment(crop_padding=10), seeded()).shape == images().shape
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5, 1.0])
@@ -219,18 +208,6 @@ def test_two_operations_are_all_pairs_of_operations() -> None:
     assert bool(is_near.any(0).all())  # nothing left out
 
 
-def test_a_square_is_cut_out() -> None:
-    x = images(300) * 0.5 + 0.5
-    y = augment(x, Augment(cutout=4), seeded())
-    black = y == 0
-    assert torch.equal(y[~black], x[~black])
-    assert bool((black.any(1) == black.all(1)).all())  # all channels
-    areas = black[:, 0].sum((1, 2))
-    assert torch.equal(areas, black[:, 0].any(2).sum(1) * black[:, 0].any(1).sum(1))
-    assert int(areas.max()) == 16
-    assert int(areas.min()) == 4  # in a corner half of either side is beyond the edge
-
-
 def partner_of(labels: Tensor, targets: Tensor, row: int) -> int:
     """The row that an image was mixed with, by its targets: every row has its own class."""
     others = [n for n in targets[row].nonzero().flatten().tolist() if n != int(labels[row])]
@@ -302,7 +279,7 @@ def test_weights_are_drawn_from_beta(alpha: float) -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "value"),
     [
-        *((Augment, name, -1) for name in ("crop_padding", "operations", "cutout")),
+        *((Augment, name, -1) for name in ("crop_padding", "operations")),
         (Augment, "flip", 1.5),
         (Augment, "strength", math.nan),
         (Mixing, "mixup", -0.1),

@@ -2,7 +2,6 @@
 
 import gzip
 import sys
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -149,29 +148,6 @@ def test_folders_of_classes(valid: str, tmp_path: Path) -> None:
         for row, pixels in enumerate(part.pixels):
             path = tmp_path / stem / part.classes[row // count] / f"{row % count}.png"
             assert (pixels == noise_of(path).transpose(2, 0, 1)).all()
-    assert any("1 files other than" in note for note in data.read("train").notes)
-
-
-def test_images_outside_the_classes_are_reported(tmp_path: Path) -> None:
-    """Next to the classes, next to the splits, and in subfolders of a class."""
-    for split in ("train", "test"):
-        save_classes(tmp_path / split, "cat dog", 3)
-    both, single = in_folder(tmp_path), in_folder(tmp_path / "train")
-
-    def left_out(data: ImageData, split: str) -> list[str]:
-        return [note for note in data.read(split).notes if "left out" in note]
-
-    assert left_out(both, "train") == left_out(single, "train") == []
-    for name in ("loose.png", "cat/more/deep.jpg", ".hidden.png"):
-        save(tmp_path / "train" / name)
-    [note] = left_out(single, "valid")
-    assert note.startswith("2 images left out")
-    assert note.endswith("(cat/more/deep.jpg, loose.png)")
-    save(tmp_path / "beside.png")
-    [note] = left_out(both, "train")
-    assert note.startswith("3 images left out")
-    assert "beside.png" in note
-    assert left_out(both, "test") == []  # once is enough
 
 
 def test_the_images_of_a_folder(tmp_path: Path) -> None:
@@ -183,8 +159,8 @@ def test_the_images_of_a_folder(tmp_path: Path) -> None:
     empty.mkdir()
     for path in (images[0], nowhere, empty):
         assert find_images(path) == [path]
-    assert "no file" in refusal(UserError, read_image, nowhere, 4, 1)
-    assert "is a folder" in refusal(UserError, read_image, empty, 4, 1)
+        if path != images[0]:
+            assert f"cannot read {path}" in refusal(UserError, read_image, path, 4, 1)
 
 
 def test_classes_without_splits_are_divided_into_three(tmp_path: Path) -> None:
@@ -223,26 +199,6 @@ def test_a_class_with_one_image_is_trained_on(tmp_path: Path) -> None:
     assert train.classes == ["also", "common", "rare"]
     assert np.bincount(train.labels).tolist() == [1, 7, 1]
     assert valid.labels.tolist() == test.labels.tolist() == [1]
-    assert train.notes[-1].endswith("(also, rare)")
-
-
-def test_a_smaller_training_set_is_balanced_and_part_of_a_larger_one(tmp_path: Path) -> None:
-    labels = np.array([0] * 30 + [1] * 15 + [2] * 5, dtype=np.uint8)
-    pixels = write_mnist(tmp_path, labels, tests=0)
-    everything = in_folder(tmp_path)
-    valid, train = everything.read("valid"), rows_of(everything.read("train"), pixels)
-    counts = {3: [1, 1, 1], 9: [3, 3, 3], 10: [4, 3, 3], 16: [6, 6, 4], 99: [27, 13, 4]}
-    rows = {}
-    for size, expected in counts.items():
-        data = in_folder(tmp_path, max_train=size)
-        rows[size] = rows_of(data.read("train"), pixels)
-        assert np.bincount(labels[rows[size]]).tolist() == expected
-        assert data.read("valid").digest() == valid.digest()
-    for smaller, larger in combinations(counts, 2):
-        assert {*rows[smaller]} <= {*rows[larger]} <= {*train}
-    first = [row for label in range(3) for row in [r for r in train if labels[r] == label][:3]]
-    assert rows[9] != sorted(first)  # drawn, not the first ones
-    assert "data.max_train=2" in refused(UserError, in_folder(tmp_path, max_train=2))
 
 
 def test_images_are_resized_and_converted(tmp_path: Path) -> None:
@@ -324,7 +280,7 @@ def test_incomplete_folders_of_classes_are_refused(tmp_path: Path) -> None:
     assert len(data.read("train").labels) == 3
     assert refused(DataError, data, "test").startswith(f"{test}: no folders")
     save_classes(test, "c", 1)
-    assert refused(DataError, data).startswith(f"{test / 'c'}: ")
+    assert refused(DataError, data, "test").startswith(f"{test / 'c'}: ")
 
 
 def test_broken_idx_files_are_refused(tmp_path: Path) -> None:
@@ -414,7 +370,7 @@ def test_folders_and_settings_that_are_refused(tmp_path: Path) -> None:
     assert "is a file" in refused(UserError, in_folder(file))
     assert "is not a folder" in refused(UserError, in_folder(tmp_path / "nowhere"))
     assert "did you mean 'valid'" in refused(UserError, in_folder(tmp_path), "vali")
-    for settings in ({"channels": 2}, {"size": 0}, {"max_train": 1}):
+    for settings in ({"channels": 2}, {"size": 0}):
         [name] = settings
         message = refusal(UserError, parse, ImageData, settings, "data")
         assert message.startswith(f"data.{name}=")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.data.helpers import refusal, write
 
 from manyheads.data import language
-from manyheads.data.language import Document, EncodedText, TextData, Texts, Windows
+from manyheads.data.language import EncodedText, TextData, Texts, Windows
 from manyheads.errors import DataError, UserError
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Bpe, Characters
@@ -25,8 +25,8 @@ def letters() -> Tokenizer:
     return Characters().train([STORY, SENTENCES])
 
 
-def join(documents: list[Document]) -> str:
-    return "".join(line for document in documents for line in document.sentences)
+def join(documents: list[list[str]]) -> str:
+    return "".join(text for document in documents for text in document)
 
 
 def test_the_name_of_a_file_decides_its_split(tmp_path: Path) -> None:
@@ -44,8 +44,7 @@ def test_the_name_of_a_file_decides_its_split(tmp_path: Path) -> None:
     assert data.splits() == ["train", "valid", "test"]
     for split, group in names.items():
         documents = data.read(split).documents
-        assert [document.sentences for document in documents] == [[f"{name}\n"] for name in group]
-        assert [document.file for document in documents] == [str(tmp_path / n) for n in group]
+        assert documents == [[f"{name}\n"] for name in group]
     assert data.read("test").name == str(tmp_path / "wiki.test.raw.gz")
 
 
@@ -62,7 +61,6 @@ def test_the_last_characters_are_held_out(
     train, valid = data.read("train"), data.read("valid")
     assert join(train.documents) == text[:first]
     assert join(valid.documents) == text[first:]
-    assert valid.documents[0].line == 1 + text[:first].count("\n")
     assert (train.characters, valid.characters) == (first, count - first)
 
 
@@ -94,11 +92,9 @@ def test_held_out_text_does_not_begin_inside_a_word(
 def test_both_parts_are_the_text_except_for_a_divided_word(
     files: list[list[str]], fraction: float
 ) -> None:
-    documents = [
-        Document([f"{line}\n" for line in lines], str(number), 1)
-        for number, lines in enumerate([*files, ["end"]])
-    ]
-    first, last = language._cut_characters(documents, fraction)
+    documents = [["".join(f"{line}\n" for line in lines)] for lines in [*files, ["end"]]]
+    texts = Texts(documents, "text")
+    first, last = (texts.part(split, fraction).documents for split in ("train", "valid"))
     assert first
     assert last
     text, beginning, end = join(documents), join(first), join(last)
@@ -106,27 +102,24 @@ def test_both_parts_are_the_text_except_for_a_divided_word(
     assert text.endswith(end)
     missing = text[len(beginning) : len(text) - len(end)]
     assert missing == "" or (missing.isalpha() and beginning[-1].isalpha())
-    assert {d.file for d in first} & {d.file for d in last} <= {first[-1].file}
-    assert all(line for document in first for line in document.sentences)
+    assert first[:-1] == documents[: len(first) - 1]
+    assert last[1:] == documents[len(documents) - len(last) + 1 :]
+    assert all(text for [text] in first)
 
 
 def test_text_and_sentences_are_read(tmp_path: Path) -> None:
-    story = write(tmp_path / "text" / "a.txt", STORY.removesuffix("\n"))
+    write(tmp_path / "text" / "a.txt", STORY.removesuffix("\n"))
     write(tmp_path / "text" / "b.valid.txt", "ä b\n")
     data = TextData(folder=str(tmp_path / "text"))
     train, valid = data.read("train"), data.read("valid")
-    lines = ["A dog.\n", "\n", "  It barked,\n", "and ran.\n"]
-    assert train.documents == [Document(lines, str(story), 1)]
+    assert train.documents == [[STORY]]
     assert "".join(train.strings()) == STORY
     assert (valid.characters, valid.bytes, valid.words) == (4, 5, 2)
-    file = str(write(tmp_path / "sentences" / "a.txt", SENTENCES))
+    write(tmp_path / "sentences" / "a.txt", SENTENCES)
     write(tmp_path / "sentences" / "b.valid.txt", "ä b\nc\n")
     data = TextData(folder=str(tmp_path / "sentences"), lines="sentences")
     train, valid = data.read("train"), data.read("valid")
-    assert train.documents == [
-        Document(["one two", "three"], file, 2),
-        Document(["four five six", "seven", "äh"], file, 6),
-    ]
+    assert train.documents == [["one two", "three"], ["four five six", "seven", "äh"]]
     assert train.strings() == ["one two", "three", "four five six", "seven", "äh"]
     # The end of each of the two sentences counts.
     assert (valid.characters, valid.bytes, valid.words) == (3 + 1 + 2, 4 + 1 + 2, 3 + 2)
@@ -136,12 +129,12 @@ def test_text_and_sentences_are_read(tmp_path: Path) -> None:
 def test_the_last_documents_or_sentences_are_held_out(tmp_path: Path) -> None:
     many = write(tmp_path / "many.txt", "".join(f"a{n}\nb{n}\n\n" for n in range(10)))
     data = TextData(file=str(many), lines="sentences", valid_fraction=0.2)
-    assert [d.sentences[0] for d in data.read("train").documents] == [f"a{n}" for n in range(8)]
-    assert [d.line for d in data.read("valid").documents] == [25, 28]
+    assert data.read("train").documents == [[f"a{n}", f"b{n}"] for n in range(8)]
+    assert data.read("valid").documents == [["a8", "b8"], ["a9", "b9"]]
     one = str(write(tmp_path / "one.txt", "a\nb\nc\n"))
     data = TextData(file=one, lines="sentences")
     assert data.read("train").strings() == ["a", "b"]
-    assert data.read("valid").documents == [Document(["c"], one, 3)]
+    assert data.read("valid").documents == [["c"]]
 
 
 def test_unreadable_text_is_refused(tmp_path: Path) -> None:
@@ -162,16 +155,13 @@ def test_unreadable_text_is_refused(tmp_path: Path) -> None:
     blank = TextData(file=str(write(tmp_path / "blank.txt", "\n \n")))
     assert refusal(DataError, blank.read, "train").startswith(f"{tmp_path / 'blank.txt'}: ")
     one = TextData(file=str(write(tmp_path / "one.txt", "\nalone\n")), lines="sentences")
-    assert refusal(DataError, one.read, "train").startswith(f"{tmp_path / 'one.txt'}:2: ")
+    assert refusal(DataError, one.read, "train").startswith(f"{tmp_path / 'one.txt'}: ")
 
 
 def two_documents(lines: language.Lines) -> Texts:
-    ends = "\n" if lines == "text" else ""
-    first, second = ["A dog.", "It ran."], ["No", "end", "äh"]
-    documents = [
-        Document([sentence + ends for sentence in sentences], "f", 1)
-        for sentences in (first, second)
-    ]
+    documents = [["A dog.", "It ran."], ["No", "end", "äh"]]
+    if lines == "text":
+        documents = [["\n".join([*sentences, ""])] for sentences in documents]
     return Texts(documents, lines)
 
 
@@ -188,7 +178,7 @@ def test_the_stream_and_where_its_parts_begin(
     sentences, documents = [], []
     for document in texts.documents:
         documents.append(len(expected))
-        for sentence in document.sentences:
+        for sentence in document:
             sentences.append(len(expected))
             expected += letters.encode(sentence) + after_sentence
         expected += after_document
@@ -196,7 +186,6 @@ def test_the_stream_and_where_its_parts_begin(
     assert text.flat.tolist() == expected
     assert text.sentence_starts.tolist() == [*sentences, len(expected)]
     assert text.document_starts.tolist() == [*documents, len(expected)]
-    assert text.word_starts is None
     numbers = [int(position >= documents[1]) for position in range(len(expected))]
     assert text.document_of(np.arange(len(expected))).tolist() == numbers
     assert text.digest() == EncodedText(texts, letters, ends=ends).digest()
@@ -207,32 +196,23 @@ def test_the_stream_and_where_its_parts_begin(
     assert text.digest() not in {other.digest() for other in others}
 
 
-def test_words_of_the_stream(letters: Tokenizer) -> None:
-    text = EncodedText(two_documents("sentences"), letters, ends=True, words=True)
-    assert text.word_starts is not None
-    begins = [letters.encode_words([s])[0][1] for s in two_documents("sentences").strings()]
-    assert text.word_starts.tolist() == [word for row in begins for word in (*row, True)]
-
-
 def test_the_size_of_blocks_and_calls_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     some = "a dog.\n\nran\n\n = far = \n \n and \n wide\n\n \nx\ny\n\n  so\n  far\non\n"
     lines = (some * 5).splitlines(keepends=True)
     bpe = Bpe(vocab_size=400).train(["".join(lines)])
-    texts = Texts([Document(lines, "f", 1), Document(lines[:3], "f", 99)], "text")
+    texts = Texts([["".join(lines)], ["".join(lines[:3])]], "text")
     once = EncodedText(texts, bpe, ends=True)
     assert len(texts.strings()) == 2
     assert once.flat[: once.document_starts[1] - 1].tolist() == bpe.encode("".join(lines))
-    sentences = once.sentence_starts.tolist()
     monkeypatch.setattr(language, "BLOCK", 1)
     monkeypatch.setattr(language, "CALL", 50)
     assert len(texts.strings()) > 5
     often = EncodedText(texts, bpe, ends=True)
     assert often.flat.tolist() == once.flat.tolist()
     assert often.document_starts.tolist() == once.document_starts.tolist()
-    assert often.sentence_starts.tolist() == sentences
     # Without a certain boundary between words, only a block that is far too long is cut.
-    assert len(Texts([Document(["  x\n"] * 12, "f", 1)], "text").strings()) == 1
-    assert len(Texts([Document(["  x\n"] * 50, "f", 1)], "text").strings()) == 4
+    assert len(Texts([["  x\n" * 12]], "text").strings()) == 1
+    assert len(Texts([["  x\n" * 50]], "text").strings()) == 4
 
 
 @settings(deadline=None, max_examples=60)
@@ -253,7 +233,7 @@ def test_each_window_once_an_epoch(
     windows = Windows(tokens, length, rows, seed, moving=moving)
     epochs = 3
     steps = -(-epochs * windows.per_epoch // rows)
-    taken = [windows.starts(step) for step in range(steps)]
+    taken = [windows.rows(step) for step in range(steps)]
     assert all(len(starts) == rows for starts in taken)
     order = np.concatenate(taken)
     assert order.min() >= 0
@@ -268,13 +248,13 @@ def test_each_window_once_an_epoch(
     # A step does not depend on the steps before it.
     fresh = Windows(tokens, length, rows, seed, moving=moving)
     for step in reversed(range(steps)):
-        assert fresh.starts(step).tolist() == taken[step].tolist()
+        assert fresh.rows(step).tolist() == taken[step].tolist()
 
 
 def test_moving_cuts_leave_no_token_out() -> None:
     windows = Windows(23, 5, 1, seed=0)
     seen = Counter(
-        token for step in range(400) for s in windows.starts(step) for token in range(s, s + 5)
+        token for step in range(400) for s in windows.rows(step) for token in range(s, s + 5)
     )
     assert set(seen) == set(range(23))
 

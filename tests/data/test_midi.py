@@ -21,7 +21,7 @@ from manyheads.data.events import (
     encode_events,
     transpose_word,
 )
-from manyheads.data.midi import Note, parse_performance, read_midi, resolve_overlaps, write_midi
+from manyheads.data.midi import Note, parse_performance, resolve_overlaps, write_midi
 from manyheads.errors import DataError, UserError
 
 ON, OFF = "note_on", "note_off"
@@ -34,7 +34,7 @@ def test_events_and_files_restore_a_performance(seed: int, tmp_path: Path) -> No
     events = encode_events(notes)
     assert decode_events(events) == notes
     write_midi([notes], tmp_path / "one.mid")
-    assert read_midi(tmp_path / "one.mid") == notes
+    assert parse_performance((tmp_path / "one.mid").read_bytes(), "one.mid") == notes
     assert set(events) <= set(PerformanceEvents().vocabulary())
     # A key cannot be pressed twice at a time.
     assert resolve_overlaps(notes) == notes == sorted(notes)
@@ -101,12 +101,6 @@ def test_the_pedal_extends_notes(tmp_path: Path) -> None:
     held = Note(0, 72, 50, 16)
     extended = [Note(0, 60, 10, 16), held, Note(10, 60, 25, 16), Note(15, 80, 35, 16)]
     assert parse_performance(content, "one.mid") == extended
-    assert parse_performance(content, "one.mid", "ignore") == [
-        Note(0, 60, 5, 16),
-        held,
-        Note(10, 60, 15, 16),
-        Note(15, 80, 16, 16),
-    ]
 
 
 def test_irregular_files_have_one_meaning(tmp_path: Path) -> None:
@@ -202,17 +196,15 @@ def test_files_without_music_are_refused_with_their_name(tmp_path: Path) -> None
         [Message(ON, note=60, velocity=40), Message(OFF, note=60, time=2**27)], path=path
     )
     for encoding in (PerformanceEvents(), ChoraleGrid()):
-        assert "empty" in message(b"", encoding)
-        for other in (b"RIFF and no MIDI", b"Dear diary", b"MT"[::-1]):
+        for other in (b"", b"RIFF and no MIDI", b"Dear diary", b"MT"[::-1]):
             assert "not a MIDI file" in message(other, encoding)
         for cut in (1, 3, 10, 20, len(content) - 8):
-            assert "broken MIDI file" in message(content[:cut], encoding)
+            assert "broken" in message(content[:cut], encoding)
         for silent in (midi_bytes([], path=path), drums):
             assert "no notes" in message(silent, encoding)
         assert "hours" in message(years, encoding)
         assert "format 0 or 1" in message(midi_bytes(ONE_NOTE, path=path, kind=2), encoding)
     assert "1 tracks" in message(content, ChoraleGrid())
-    assert "none.mid" in refusal(UserError, read_midi, tmp_path / "none.mid")
 
 
 def test_without_mido_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,14 @@
 """Masked rows: next-sentence pairs, special tokens, and which rows come when."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from tests.data.helpers import is_close, refusal
 from tests.tasks.small_texts import write_texts
 
-from manyheads.data.language import Document, EncodedText, TextData, Texts
-from manyheads.data.masking import Masked, ReplacedToken
-from manyheads.data.mlm import MaskedOrder, MaskedText, SentencePairs
-from manyheads.errors import DataError, UserError
+from manyheads.data.language import EncodedText, TextData, Texts
+from manyheads.data.masking import MASKING, TEXTS, Masked, ReplacedToken, Rng
+from manyheads.data.mlm import MaskedText, SentencePairs
+from manyheads.errors import DataError
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Characters, Words
 
@@ -38,21 +36,16 @@ def tokenizer(texts: Texts) -> Tokenizer:
 
 def make_texts(sizes: list[list[int]]) -> Texts:
     """Documents whose sentences have so many letters."""
-    documents, line = [], 1
-    for row in sizes:
-        documents.append(Document(["x" * size for size in row], "f.txt", line))
-        line += len(row) + 1
+    documents = [["x" * size for size in row] for row in sizes]
     return Texts(documents, "sentences", name="f.txt")
 
 
 class Drawn:
     """Pairs of sentences drawn from texts."""
 
-    def __init__(
-        self, texts: Texts, letters: Tokenizer, room: int, rows: int = ROWS, short: str = "refuse"
-    ) -> None:
+    def __init__(self, texts: Texts, letters: Tokenizer, room: int, rows: int = ROWS) -> None:
         self.text = EncodedText(texts, letters, ends=False)
-        pairs = SentencePairs(self.text, texts, room=room, short=short)  # type: ignore[arg-type]
+        pairs = SentencePairs(self.text, texts, room=room)
         self.first, self.second, self.is_next = pairs.draw(rows, np.random.default_rng(7))
 
     def sizes(self) -> set[tuple[bool, int, int, int]]:
@@ -118,97 +111,62 @@ def test_runs_fill_the_room_and_the_longer_one_is_truncated_first(letters: Token
     assert {row[2:] for row in sizes if not row[0]} == {(3, 4), (3, 2), (2, 6), (2, 3), (4, 3)}
 
 
-def test_an_empty_line_of_running_text_belongs_to_the_sentence_before(letters: Tokenizer) -> None:
-    documents = [Document(["\n", "ab\n", "\n", "c\n", "\n"], name, 1) for name in ("f", "g")]
-    drawn = Drawn(Texts(documents, "text"), letters, room=50, rows=50)
-    assert set(drawn.first.start) == {1, int(drawn.text.document_starts[1]) + 1}
-    assert (drawn.first.size == len("ab\n\n")).all()
-    assert (drawn.second.start == drawn.first.stop)[drawn.is_next].all()
-
-
-def test_documents_that_are_too_short(letters: Tokenizer) -> None:
-    texts = make_texts([[2, 3], [9], [4, 5]])
-    message = refusal(DataError, Drawn, texts, letters, 20)
-    assert message.startswith("f.txt:4: ")
-    assert "data.short=skip" in message
-    drawn = Drawn(texts, letters, 20, 500, "skip")
+def test_documents_of_one_sentence_are_left_out(letters: Tokenizer) -> None:
+    drawn = Drawn(make_texts([[2, 3], [9], [4, 5]]), letters, 20, 500)
     text = drawn.text
     assert {*text.document_of(drawn.first.start), *text.document_of(drawn.second.start)} == {0, 2}
     for sizes, usable in (([[2, 3]], 1), ([[7]], 0), ([[2, 3], [4]], 1)):
-        message = refusal(DataError, Drawn, make_texts(sizes), letters, 20, 5, "skip")
+        message = refusal(DataError, Drawn, make_texts(sizes), letters, 20, 5)
         assert f"there are {usable} ({sum(map(len, sizes))} sentences" in message
         assert "data.lines=sentences" in message
-    assert "model.max_length" in refusal(UserError, Drawn, texts, letters, 1)
+
+
+def seeded(*seeds: int) -> Rng:
+    """A generator for pairing and one for masking."""
+    return dict(zip((TEXTS, MASKING), map(np.random.default_rng, seeds), strict=True)).__getitem__
 
 
 def test_a_pair_in_its_frame_token_by_token(texts: Texts, tokenizer: Tokenizer) -> None:
-    """<cls> first <sep> second <sep>, then padding; segment 1 begins after the first <sep>."""
+    """<cls> first <sep> second <sep>; segment 1 begins after the first <sep>."""
     data = MaskedText(texts, tokenizer, PAIRS, max_length=LENGTH)
     assert data.pairs is not None
-    rows = data.rows(np.arange(40), np.random.default_rng(3), np.random.default_rng(4))
+    rows = data.rows(np.arange(40), seeded(3, 4))
     first, second, is_next = data.pairs.draw(40, np.random.default_rng(3))
-    assert rows.segments is not None
-    for row in range(40):
-        parts = [data.text.flat[run.start[row] : run.stop[row]].tolist() for run in (first, second)]
+    for number, row in enumerate(rows):
+        parts = [data.text.flat[run.start[number] : run.stop[number]] for run in (first, second)]
         sep = [tokenizer.separator]
         tokens = [tokenizer.classify, *parts[0], *sep, *parts[1], *sep]
-        padding = rows.tokens.shape[1] - len(tokens)
-        assert rows.tokens[row].tolist() == tokens + padding * [tokenizer.pad]
-        assert rows.lengths[row] == len(tokens) <= LENGTH
-        items = len(parts[1]) + 1
-        zeros = len(tokens) - items
-        assert rows.segments[row].tolist() == [0] * zeros + [1] * items + [0] * padding
-    some = np.array([5, 2, 17])
-    batch = rows.batch(some)
+        assert row.tokens.tolist() == tokens
+        assert len(tokens) <= LENGTH
+        assert row.segments.tolist() == [0] * (len(parts[0]) + 2) + [1] * (len(parts[1]) + 1)
+        assert row.is_next == is_next[number]
+    some = [rows[number] for number in (5, 2, 17)]
+    batch = data.batch(some)
     assert batch.other is not None
-    assert batch.other.tolist() == [int(not follows) for follows in is_next[some]]
-    width = int(rows.lengths[some].max())
-    assert batch.tokens.tolist() == rows.inputs[some, :width].tolist()
+    assert batch.segments is not None
+    assert batch.real is not None
+    assert batch.other.tolist() == [int(not row.is_next) for row in some]
     labels = batch.tokens.flatten().scatter(0, batch.positions, batch.labels)
-    assert labels.tolist() == rows.tokens[some, :width].ravel().tolist()
-    assert batch.size == rows.lengths[some].sum()
+    labels = labels.view_as(batch.tokens)
+    for number, row in enumerate(some):
+        length = len(row.tokens)
+        assert batch.real[number].tolist() == [n < length for n in range(batch.tokens.shape[1])]
+        assert batch.tokens[number, :length].tolist() == row.inputs.tolist()
+        assert labels[number, :length].tolist() == row.tokens.tolist()
+        assert batch.segments[number, :length].tolist() == row.segments.tolist()
+        assert set(batch.tokens[number, length:].tolist()) <= {tokenizer.pad}
+    assert batch.size == sum(len(row.tokens) for row in some)
 
 
 @pytest.mark.parametrize("objective", [PAIRS, Masked(rate=0.5), ReplacedToken(rate=0.5)])
 def test_no_special_token_is_masked(
     objective: Masked | ReplacedToken, texts: Texts, tokenizer: Tokenizer
 ) -> None:
-    order = MaskedOrder(MaskedText(texts, tokenizer, objective, max_length=LENGTH), 8, 1, "texts")
-    for step in range(20):
-        rows = order.at(step)
-        special = np.isin(rows.tokens, [tokenizer.classify, tokenizer.separator, tokenizer.pad])
-        assert not (rows.chosen & special).any()
-        assert (rows.inputs == rows.tokens)[special].all()
-        assert rows.chosen.any()
-        if isinstance(objective, ReplacedToken):  # its generator fills in masks only
-            assert (rows.inputs[rows.chosen] == tokenizer.mask).all()
-
-
-@pytest.mark.parametrize("pairs", ["none", "next-sentence"])
-def test_static_rows_differ_and_repeat_every_epoch(
-    pairs: str, texts: Texts, tokenizer: Tokenizer
-) -> None:
-    objective = Masked(masking="static", pairs=pairs)  # type: ignore[arg-type]
     data = MaskedText(texts, tokenizer, objective, max_length=LENGTH)
-
-    def rows_at(order: MaskedOrder, steps: range) -> set[bytes]:
-        rows = set()
-        for drawn in map(order.at, steps):
-            for row, length in enumerate(drawn.lengths):
-                arrays = (drawn.tokens, drawn.inputs, drawn.chosen)
-                rows.add(b"".join(array[row, :length].tobytes() for array in arrays))
-        return rows
-
-    single, several = (MaskedOrder(data, rows, 1, "texts") for rows in (1, 3))
-    count = single.windows.per_epoch
-    epoch = rows_at(single, range(count))
-    assert rows_at(single, range(count, 2 * count)) == epoch
-    assert rows_at(several, range(-(-count // 3))) == epoch  # padded to one width
-    assert len(epoch) > 0.9 * count
-
-
-def test_dynamic_masking_differs_in_every_step(texts: Texts, tokenizer: Tokenizer) -> None:
-    order = MaskedOrder(MaskedText(texts, tokenizer, Masked(), max_length=LENGTH), 4, 1, "texts")
-    chosen = [order.at(step).chosen for step in range(5)]
-    assert all(not np.array_equal(a, b) for a, b in pairwise(chosen))
-    assert np.array_equal(order.at(3).inputs, order.at(3).inputs)
+    for row in data.rows(np.arange(100), seeded(1, 2)):
+        special = np.isin(row.tokens, [tokenizer.classify, tokenizer.separator])
+        assert special.any()
+        assert not (row.chosen & special).any()
+        assert (row.inputs == row.tokens)[special].all()
+        if isinstance(objective, ReplacedToken):  # its generator fills in masks only
+            assert (row.inputs[row.chosen] == tokenizer.mask).all()

@@ -46,9 +46,8 @@ def test_pairs_that_are_too_long(letters: Tokenizer) -> None:
     corpus = Corpus(SOURCES, TARGETS, name="a.txt, b.txt", rows=[4, 9, 11])
     assert EncodedPairs(corpus, letters, LONGEST).kept == [0, 1, 2]
     message = refusal(DataError, EncodedPairs, corpus, letters, LONGEST - 1)
-    assert message.startswith("a.txt, b.txt: 1 pairs")
+    assert message.startswith(f"a.txt, b.txt: line 10 has {LONGEST} tokens")
     assert f"model.max_length={LONGEST - 1}" in message
-    assert f"pair 10 with {LONGEST} tokens" in message
     assert "train.too_long=skip" in message
     skipped = EncodedPairs(corpus, letters, LONGEST - 1, "skip")
     assert (skipped.kept, skipped.numbers) == ([0, 2], [5, 12])

@@ -149,18 +149,6 @@ def test_a_step_copies_no_keys_unless_a_sentence_leaves() -> None:
         assert all(len(keys) == SENTENCES - 1 for _, keys, _ in cache.items())
 
 
-@torch.no_grad()
-def test_truncated_positions_are_computed_again() -> None:
-    model, cache, text = gpt(), KVCache(), torch.randint(30, (2, 6))
-    model(text.flip(1), cache=cache)
-    cache.truncate(0)
-    model(text[:, :4], cache=cache)
-    model(text[:, :2], cache=cache)
-    cache.truncate(4)
-    logits = model(text[:, 4:], cache=cache)
-    torch.testing.assert_close(logits, model(text)[:, 4:], rtol=0, atol=1e-12)
-
-
 def test_only_exact_attention_without_experts_shares_slots() -> None:
     prompt, source = torch.zeros(1, 1, dtype=torch.long), toy_source(2)
     assert GptSession(gpt(), prompt).cache.shared

@@ -8,7 +8,6 @@ import torch
 from test_beam import DEFINITIONS, LIMITS, batch
 from test_generate import LIMIT, PROMPTS, schemes, toy_gpt
 from torch import Tensor
-from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from toys import CORES, END, LONGEST, SCHEMES, START, same, searched, toy_model, toy_tokenizer
@@ -35,7 +34,6 @@ from manyheads.nn.attend import AttentionFunctionConfig
 from manyheads.nn.attention import Dense
 from manyheads.nn.experts import Experts
 from manyheads.nn.local import Longformer
-from manyheads.nn.packed import Packed
 from manyheads.nn.performer import Performer
 from manyheads.nn.positions import Learned, Relative
 from manyheads.nn.scores import Additive, Bilinear
@@ -97,7 +95,7 @@ def test_a_translator_generates_the_same(position: str, core: str) -> None:
 @pytest.mark.parametrize(
     "parts",
     [
-        {"position": Relative(period=2), "kv_heads": 1},
+        {"position": Relative(), "kv_heads": 1},
         {"score": Bilinear(), "attention": Dense()},
         {"score": Additive(key_size=5), "attention": Dense()},
     ],
@@ -240,7 +238,7 @@ def test_every_step_is_the_same_operations_without_the_host(position: str, core:
     for entry in entries:
         entry.state.length.zero_()
         entry.session.cache.clear()
-        steps = [operations(entry.graphed.function) for _ in range(5)]
+        steps = [operations(entry.step.function) for _ in range(5)]
         assert all(step == steps[0] for step in steps)
 
 
@@ -266,7 +264,7 @@ def test_which_stacks_can_pad() -> None:
         assert not can_pad(GptConfig(**sizes, **part).build().decoder, 1, 10)
 
 
-@pytest.mark.parametrize("core", [Packed(), Longformer(), Performer(), CORES["tiled"]])
+@pytest.mark.parametrize("core", [Longformer(), Performer(), CORES["tiled"]])
 def test_approximate_attention_decodes_eagerly(core: AttentionFunctionConfig) -> None:
     model = GptConfig(**GPT, attention=core, max_length=LONGEST).build().double().eval()
     eager, static = generators(model)
@@ -289,50 +287,6 @@ def test_which_models_support_cuda_graphs() -> None:
     assert static.graphs.serves(static.model)
     assert not eager.graphs.serves(eager.model)  # the default on a CPU
     assert not GraphCache(False).serves(eager.model)
-
-
-@pytest.mark.compile
-def test_a_compiled_step_is_one_graph_for_all_steps(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    """Without graph breaks, sampling included; no step needs another graph."""
-    if request.config.getoption("--jaxtyping-packages", None):
-        pytest.skip("torch.compile cannot trace the shape checks: run without the hook")
-    counter, compile_ = CompileCounter(), torch.compile
-
-    def full_graph(step: Any, dynamic: bool, options: Any) -> Any:
-        return compile_(step, dynamic=dynamic, backend=counter, fullgraph=True)
-
-    monkeypatch.setattr(torch, "compile", full_graph)
-    eager, _ = generators(toy_gpt("rotary", layers=1), beam=2)
-    fast = dataclasses.replace(eager, graphs=GraphCache(True, compiled=True))
-    for _ in range(2):
-        same(fast.search(PROMPTS[:1], LIMIT), eager.search(PROMPTS[:1], LIMIT))
-    assert counter.frame_count == 1
-    for sample in (SAMPLES[0], SAMPLES[3]):
-        for _ in range(2):
-            expected = eager.sample(PROMPTS[:1], LIMIT, sample)
-            assert fast.sample(PROMPTS[:1], LIMIT, sample) == expected
-    assert counter.frame_count == 3
-    with torch._dynamo.config.patch(recompile_limit=2):  # of one function
-        for rows in (2, 4, 8):
-            fast.sample(PROMPTS[:1] * rows, 3, SAMPLES[0])
-    assert counter.frame_count == 6
-    lines, _ = translators(beam=2)
-    quick = dataclasses.replace(lines, graphs=GraphCache(True, compiled=True))
-    for _ in range(2):
-        same(quick.search(LINES[:1]), lines.search(LINES[:1]))
-    assert counter.frame_count == 7
-
-
-@pytest.mark.compile
-def test_compiled_sampling_is_the_same(request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--jaxtyping-packages", None):
-        pytest.skip("torch.compile cannot trace the shape checks: run without the hook")
-    eager, _ = generators(toy_gpt("rotary", layers=1), min_length=4)
-    fast = dataclasses.replace(eager, graphs=GraphCache(True, compiled=True))
-    expected = eager.sample(PROMPTS[:3], LIMIT, SAMPLES[3])
-    assert fast.sample(PROMPTS[:3], LIMIT, SAMPLES[3]) == expected
 
 
 def test_padded_sizes_are_large_enough_and_few() -> None:

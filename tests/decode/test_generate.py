@@ -26,12 +26,13 @@ from toys import (
 
 from manyheads.decode.beam import Decode, DecoderSession, Hypothesis
 from manyheads.decode.decoder import GptSession
-from manyheads.decode.generate import Generator, as_text, until
+from manyheads.decode.generate import Generator, as_text
 from manyheads.decode.sample import Sample
 from manyheads.errors import UserError
 from manyheads.loading import TorchRun
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.tokenizer.tokenizer import SPECIALS
+from manyheads.tokenizer.train import Characters
 
 PROMPTS = [[7, 8], [9], [10, 8, 8, 13, 14], [7, 9], [11, 12, 7, 8, 9, 10, 11], [14, 14]]
 LIMIT = 9
@@ -46,6 +47,7 @@ SEEDS = {
     "alibi": 20,
 }
 schemes = pytest.mark.parametrize(("position", "core"), SCHEMES)
+LETTERS = Characters(vocab_size=300).train(["abcdx\n"])
 
 
 def toy_gpt(position: str = "sinusoidal", core: str = "fused", **changes: Any) -> Gpt:
@@ -180,25 +182,18 @@ def test_prompts_past_the_context_have_one_warning_a_length() -> None:
 @given(
     text=st.text("ab\n", max_size=14),
     stops=st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3),
-    sizes=st.lists(st.integers(0, 4), min_size=1),
 )
-def test_a_text_ends_before_the_first_stop(text: str, stops: list[str], sizes: list[int]) -> None:
-    """However it is chunked."""
-    chunks, start = list[str](), 0
-    for size in itertools.islice(itertools.cycle(sizes), len(text)):
-        chunks.append(text[start : start + size])
-        start += size
-    chunks.append(text[start:])
+def test_a_text_ends_before_the_first_stop(text: str, stops: list[str]) -> None:
     end = min((text.find(stop) for stop in stops if stop in text), default=len(text))
-    shown = list(until(iter(chunks), stops))
+    shown = list(as_text(LETTERS, [], iter(LETTERS.encode(text)), stops))
     assert "".join(shown) == text[:end]
     if not stops:
-        assert shown == [*chunks, ""]
+        assert shown == [*text, ""]
 
 
 def test_only_a_possible_stop_is_held_back() -> None:
-    shown = until(iter(["ab", "c", "ax", "ab", "cd"]), ["abcd"])
-    assert list(shown) == ["", "", "abcax", "", ""]
+    shown = as_text(LETTERS, [], iter(LETTERS.encode("abcaxabcd")), ["abcd"])
+    assert list(shown) == ["", "", "", "abc", "ax", "", "", "", ""]
 
 
 def test_no_token_is_computed_after_a_stop() -> None:
@@ -208,8 +203,8 @@ def test_no_token_is_computed_after_a_stop() -> None:
     assert len(steps) == 20
     steps.clear()
     text, stop = "".join(words), "".join(words[4:7])
-    stream = as_text(model.tokenizer, [7], model.stream([7], 20))
-    assert "".join(until(stream, [stop])) == text[: text.find(stop)]
+    stream = as_text(model.tokenizer, [7], model.stream([7], 20), [stop])
+    assert "".join(stream) == text[: text.find(stop)]
     assert len(steps) == len((text[: text.find(stop)] + stop).split()) <= 7
 
 

@@ -158,8 +158,6 @@ def test_label_scores_have_their_signatures() -> None:
     numbers = [3.0, 1.0, 4.0, 1.0], [2.0, 1.0, 9.0, 0.0]
     scores = label_scores(("pearson", "spearman"), *numbers, "")
     assert (scores["pearson"], scores["spearman"]) == (pearson(*numbers), spearman(*numbers))
-    with pytest.raises(UserError, match="did you mean 'pearson'"):
-        label_scores(("pearsn",), [1.0], [1.0], 1)
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "f1", "matthews", "pearson", "spearman"])

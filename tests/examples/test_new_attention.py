@@ -38,7 +38,7 @@ class Sigmoid(ExactAttention):
         return einsum(weights, v, "b h t s, b h s c -> b h t c")
 '''
 
-LINE = "AttentionFunctionConfig = (\n    Dense\n"
+LINE = "AttentionFunctionConfig = (\n    Dense"
 IMPORT = "from manyheads.nn.sigmoid import Sigmoid\n"
 
 
@@ -49,7 +49,7 @@ def test_a_new_attention_implementation_trains_and_translates(tmp_path: Path) ->
         SIGMOID,
         "nn/attend.py",
         LINE,
-        f"{IMPORT}AttentionFunctionConfig = (\n    Sigmoid\n    | Dense\n",
+        f"{IMPORT}AttentionFunctionConfig = (\n    Sigmoid | Dense",
     )
     extended.run("train", "phrasebook", *TINY, "model.attention=sigmoid", "--out", "run")
     assert 'kind = "sigmoid"' in (tmp_path / "run/run.toml").read_text(encoding="utf-8")

@@ -201,27 +201,6 @@ def test_tokenizers_that_do_not_fit(
     assert not (tmp_path / "back" / "tokenizer.json").exists()
 
 
-def test_info_distinguishes_folders_and_presets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("bert-base").mkdir()
-    assert json.loads(result("info", "bert-base", "--json"))["parameters"] > 1e8
-    assert "run.toml" in mistake("info", tmp_path, code=3)
-
-
-def test_tokens_of_a_tokenizer_that_cannot_be_replayed(run: Make, tmp_path: Path) -> None:
-    layout = json.loads((run("bert") / "tokenizer.json").read_text())
-    words = {word: number for word, number in layout["model"]["vocab"].items() if "##" not in word}
-    layout["model"] = {"type": "WordLevel", "vocab": words, "unk_token": "[UNK]"}
-    file = tmp_path / "tokenizer.json"
-    file.write_text(json.dumps(layout))
-    code, printed, log = call("tokens", file, "the dog")
-    assert code == 0
-    assert "WordLevel" in log
-    assert printed.splitlines()[0] == "  the|dog"
-
-
 # --- export: the same from every folder ---
 
 
@@ -235,7 +214,7 @@ def test_our_translator_gives_the_same_lines_everywhere(run: Make, exported: Mak
     scores = json.loads(result("evaluate", run_folder, "--split", "valid", "--json"))
     info = json.loads(result("info", run_folder, "--json"))
     sampled = result("translate", run_folder, "--sample", "--seed", "4", stdin=stdin)
-    for to in ("huggingface", "ctranslate2", "onnx"):
+    for to in ("huggingface", "ctranslate2"):
         out = exported(to, "trained")
         assert result("translate", out, stdin=stdin) == expected, to
         assert result("translate", out, "--beam", "1", stdin=stdin) == greedy, to
@@ -250,8 +229,7 @@ def test_our_translator_gives_the_same_lines_everywhere(run: Make, exported: Mak
             assert result(*words, stdin=stdin) == sampled
 
 
-@pytest.mark.parametrize("beam", [1, 2])
-def test_transformers_generates_the_same_translations(beam: int, run: Make, exported: Make) -> None:
+def test_transformers_generates_the_same_translations(run: Make, exported: Make) -> None:
     out = exported("huggingface", "trained")
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(out)
@@ -260,14 +238,8 @@ def test_transformers_generates_the_same_translations(beam: int, run: Make, expo
     texts = []
     for line in lines:
         inputs = tokenizer(line, return_tensors="pt")
-        ids = inputs["input_ids"][0].tolist()
-        assert ids[-1] == tokenizer.eos_token_id
-        assert tokenizer.decode(ids, skip_special_tokens=True) == line
-        greedy = {"num_beams": 1, "length_penalty": None, "early_stopping": None}
-        output = theirs.generate(**inputs, **(greedy if beam == 1 else {}))
-        texts.append(tokenizer.decode(output[0], skip_special_tokens=True))
-    text = "\n".join(lines).encode()
-    assert result("translate", out, "--beam", beam, stdin=text).splitlines() == texts
+        texts.append(tokenizer.decode(theirs.generate(**inputs)[0], skip_special_tokens=True))
+    assert result("translate", out, stdin="\n".join(lines).encode()).splitlines() == texts
 
 
 @pytest.mark.parametrize(
@@ -275,22 +247,13 @@ def test_transformers_generates_the_same_translations(beam: int, run: Make, expo
     [
         *(("huggingface", family) for family in ("bert", "gpt2", "t5", "vit")),
         *(("ctranslate2", family) for family in ("gpt2", "bart")),
-        ("onnx", "gpt2"),
-        *(
-            pytest.param(to, family, marks=pytest.mark.slow)
-            for to, family in (
-                *(("huggingface", "llama"), ("huggingface", "bart")),
-                *(("ctranslate2", "llama"), ("ctranslate2", "t5")),
-            )
-        ),
     ],
 )
 def test_commands_give_the_same_for_an_exported_model(
     to: str, family: str, run: Make, exported: Make, tmp_path: Path
 ) -> None:
-    settings = {"n_layer": 1} if to == "onnx" else {}
-    out = exported(to, family, **settings)
-    run_folder = shutil.copytree(run(family, **settings), tmp_path / "own")
+    out = exported(to, family)
+    run_folder = shutil.copytree(run(family), tmp_path / "own")
     shutil.copy(out / "run.toml", run_folder)  # its decoding settings may have changed
     for words in (
         ["translate"],
@@ -364,6 +327,16 @@ def test_transformers_opens_what_is_exported(
     assert ids == fast(source)(LINES)["input_ids"]
 
 
+def test_graphs_are_exported_with_tokenizer_and_settings(run: Make, exported: Make) -> None:
+    out = exported("onnx", "gpt2", n_layer=1)
+    names = {"decoder.onnx", "run.toml", "tokenizer.json"}
+    assert {path.name for path in out.iterdir()} == names
+    counts = json.loads(result("info", out, "--json"))
+    own = json.loads(result("info", run("gpt2", n_layer=1), "--json"))
+    assert {**counts, "name": 0} == {**own, "name": 0}
+    assert "onnxruntime" in mistake("generate", out, "--prompt", "a")
+
+
 def test_impossible_exports_are_refused(run: Make, exported: Make, tmp_path: Path) -> None:
     for source, *options in (
         (run("gpt2"), "--to", "onx"),
@@ -423,18 +396,14 @@ def test_fill_gives_one_line_per_line(run: Make) -> None:
         listed = result("fill", run(family), "--top", "3", stdin=MASKED).split("\n")
         rows = [line.split("\t") for line in listed if line.startswith("  mask ")]
         assert [row[0] for row in rows] == ["  mask 1"] * 3 + ["  mask 2"] * 3 + ["  mask 1"] * 3
-        chances = [float(row[1]) for row in rows]
-        assert all(chances[i : i + 3] == sorted(chances[i : i + 3])[::-1] for i in (0, 3, 6))
         assert [line for line in listed if not line.startswith("  mask ")] == lines
     printed = result("fill", run("bert"), "--top", "2", "--json", stdin=MASKED)
     rows = list(map(json.loads, printed.splitlines()))
-    assert [row["line"] for row in rows] == [1, 2, 3, 4]
+    assert [(row["line"], len(row["masks"])) for row in rows] == [(1, 2), (2, 0), (3, 0), (4, 1)]
     assert [row["text"] for row in rows] == result("fill", run("bert"), stdin=MASKED).splitlines()
-    assert [len(row["masks"]) for row in rows] == [2, 0, 0, 1]
     for words in rows[0]["masks"]:
         assert words[0]["probability"] >= words[1]["probability"] > 0
-    for family in ("gpt2", "t5"):
-        mistake("fill", run(family), stdin=MASKED)
+    mistake("fill", run("gpt2"), stdin=MASKED)
 
 
 def test_labels_of_texts(run: Make) -> None:
@@ -479,28 +448,6 @@ def test_labels_of_tokens(run: Make) -> None:
 # --- generate ---
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-@pytest.mark.parametrize("beam", [1, 3])
-def test_texts_continue_as_in_transformers(
-    family: str, beam: int, folder: Callable[..., tuple[Path, Any]], run: Make
-) -> None:
-    source, theirs = folder(family)
-    tokenizer = fast(source)
-    search = ["--temperature", "0"] if beam == 1 else ["--beam", str(beam)]
-    for prompt in ("the small dog", "where"):
-        inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-        output = theirs.generate(
-            **inputs, do_sample=False, num_beams=beam, max_new_tokens=9, pad_token_id=0
-        )
-        new = output[0, inputs["input_ids"].shape[1] :].tolist()
-        ours = Tokenizer.load(source / "tokenizer.json")
-        stream = as_text(ours, inputs["input_ids"][0].tolist(), iter(new))
-        words = ("generate", run(family), *search, "--max-new-tokens", "9")
-        printed = result(*words, "--prompt", prompt)
-        assert printed == prompt + "".join(stream) + "\n"
-        assert result(*words, stdin=prompt.encode()) == printed
-
-
 def test_a_seed_reproduces_a_text(run: Make) -> None:
     words = ("generate", run("gpt2"), "--max-new-tokens", "8")
     text = b"the dog\nthe dog\n\na cat"
@@ -517,31 +464,11 @@ def test_a_seed_reproduces_a_text(run: Make) -> None:
 
 
 def test_output_is_complete_characters(run: Make) -> None:
-    """Each write is decoded separately, as by a terminal."""
-
-    class Pieces(io.StringIO):
-        def __init__(self) -> None:
-            super().__init__()
-            self.seen: list[str] = []
-
-        def write(self, text: str) -> int:
-            self.seen.append(text)
-            return len(text)
-
     tokenizer = Tokenizer.load(run("gpt2") / "tokenizer.json")
     snow = tokenizer.encode("ä☃🙂")
     assert len(snow) > 8
     pieces = list(as_text(tokenizer, [], iter(snow)))
     assert [piece for piece in pieces if piece] == ["ä", "☃", "🙂"]
-    out, before = Pieces(), sys.argv
-    sys.argv = ["manyheads", "generate", str(run("gpt2")), "--prompt", "a", "--max-new-tokens", "9"]
-    try:
-        with redirect_stdout(out), redirect_stderr(io.StringIO()), pytest.raises(SystemExit):
-            cli.main()
-    finally:
-        sys.argv = before
-    assert out.seen[0] == "a"
-    assert len([piece for piece in out.seen if piece]) > 3
 
 
 def test_a_prompt_longer_than_learned_positions(run: Make) -> None:
@@ -573,16 +500,10 @@ def test_an_imported_translator_is_scored_on_given_data(run: Make, tmp_path: Pat
         (tmp_path / f"test.{side}").write_text(f"a {side} dog\nthe cat\n")
         (tmp_path / f"train.{side}").write_text("a\nb\n")
     data = (f"data.folder={tmp_path}", "data.source=en", "data.target=de")
-    for family in ("t5", "bart", "marian"):
-        mistake("evaluate", run(family))
-        scores = json.loads(result("evaluate", run(family), *data, "--json"))
-        assert (scores["examples"], scores["split"]) == (2, "test")
-        assert 0 <= scores["chrf"] <= 100
-        assert scores["loss"] > 0  # of texts in the frame that the model reads
-    scores = json.loads(
-        result("evaluate", run("t5"), "data=phrasebook", "data.test_pairs=2", "--json")
-    )
-    assert scores["examples"] == 2
+    mistake("evaluate", run("bart"))
+    scores = json.loads(result("evaluate", run("bart"), *data, "--json"))
+    assert (scores["examples"], scores["split"]) == (2, "test")
+    assert scores["loss"] > 0  # of texts in the frame that the model reads
     assert "alignment_error" not in scores
     mistake("evaluate", run("bert"), "data=phrasebook")
 
@@ -590,26 +511,15 @@ def test_an_imported_translator_is_scored_on_given_data(run: Make, tmp_path: Pat
 # --- odd input ---
 
 
-@pytest.mark.parametrize(
-    ("family", "words"),
-    [
-        ("bert", ["fill"]),
-        ("bert", ["embed"]),
-        ("gpt2", ["generate", "--max-new-tokens", "2", "--temperature", "0"]),
-        ("t5", ["translate"]),
-    ],
-)
-def test_odd_input(family: str, words: list[str], run: Make) -> None:
+@pytest.mark.parametrize(("family", "command"), [("bert", "fill"), ("t5", "translate")])
+def test_odd_input(family: str, command: str, run: Make) -> None:
     for stdin, number in ((b"\xff\xfe\x00", 1), (b"good\n" + "ä".encode("latin-1"), 2)):
-        code, printed, log = call(words[0], run(family), *words[1:], stdin=stdin)
-        assert code == 3
+        code, printed, log = call(command, run(family), stdin=stdin)
+        assert (code, printed) == (3, "")
         assert f"line {number} " in log
-        assert printed == "" or words[0] == "generate"  # which prints as it reads
-    if words[0] == "embed":
-        return
     for stdin in (b"\x00\x01 [MASK]\n", b"\t\n\n", "\ufeffdog\r\n".encode(), "\u2028\n".encode()):
-        assert result(words[0], run(family), *words[1:], stdin=stdin).count("\n") >= 1
-    assert result(words[0], run(family), *words[1:], stdin=b"") == ""
+        assert result(command, run(family), stdin=stdin).count("\n") >= 1
+    assert result(command, run(family), stdin=b"") == ""
 
 
 def test_a_closed_pipe_is_no_error(run: Make) -> None:

@@ -21,12 +21,15 @@ from manyheads.exchange.ctranslate2 import (
     Ctranslate2Model,
     Ctranslate2Translator,
     token_names,
+    unsupported,
     write_ctranslate2,
 )
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.models.seq2seq import EncoderOutput, Seq2Seq, Seq2SeqConfig, StackOverrides
 from manyheads.nn.attention import Dense
+from manyheads.nn.experts import Experts
 from manyheads.nn.layers import EmbeddingConfig, Gated, HeadConfig, Norm, Plain
+from manyheads.nn.local import Local
 from manyheads.nn.masks import AttentionMask, Window, full, make_mask
 from manyheads.nn.positions import (
     Alibi,
@@ -38,7 +41,7 @@ from manyheads.nn.positions import (
     Shaw,
     Sinusoidal,
 )
-from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank, ScaledDot
+from manyheads.nn.scores import Additive, Bilinear, Dot, ScaledDot
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Characters
 
@@ -60,7 +63,7 @@ PARTS: dict[str, dict[str, Any]] = {
     **{
         f"{position.kind} {kv_heads}": {"position": position, "kv_heads": kv_heads, "head_dim": 6}
         for position in (SHAW, T5, ALIBI)
-        for kv_heads in (1, 2, 4)
+        for kv_heads in (2, 4)
     },
     "t5 wide": {"position": Buckets()},
     "t5 odd": {"position": Buckets(buckets=7, max_distance=9), "heads": 6, "head_dim": 4},
@@ -80,10 +83,6 @@ PARTS: dict[str, dict[str, Any]] = {
     "dot": {"score": Dot()},
     "scale": {"score": ScaledDot(scale=-0.7)},
     "dot shaw": {"score": Dot(), "position": SHAW},
-    "bilinear": {"score": Bilinear(), "kv_heads": 2},
-    "bilinear wide": {"score": Bilinear(key_size=7)},
-    "bilinear narrow": {"score": Bilinear(key_size=3), "position": ALIBI, "bias": False},
-    "reduced rank": {"score": ReducedRank(rank=2, key_size=5), "kv_heads": 2},
 }
 SEQ2SEQ: dict[str, dict[str, Any]] = PARTS | {
     "unequal": {
@@ -366,12 +365,13 @@ def test_ids_without_a_token_have_unique_names() -> None:
 
 
 REFUSED: dict[str, tuple[type[GptConfig] | type[Seq2SeqConfig], dict[str, Any], str]] = {
-    "additive": (Seq2SeqConfig, {"score": Additive()}, "additive"),
+    "additive": (Seq2SeqConfig, {"score": Additive()}, "model.score=additive"),
+    "bilinear": (GptConfig, {"score": Bilinear()}, "model.score=bilinear"),
     "epsilons": (GptConfig, {"embed": EmbeddingConfig(norm=Norm(eps=0.1))}, r"1e-05, 0\.1"),
-    "t5 prompt": (GptConfig, {"position": Buckets()}, "T5"),
-    "shaw": (GptConfig, {"position": Shaw(), "score": Bilinear()}, "score=scaled-dot"),
+    "t5 prompt": (GptConfig, {"position": Buckets()}, "model.position=t5"),
     "relative": (GptConfig, {"position": Relative()}, "RelativePosition"),
-    "zero scale": (GptConfig, {"position": Shaw(), "score": ScaledDot(scale=0.0)}, "scaled-dot"),
+    "experts": (Seq2SeqConfig, {"feedforward": Experts()}, "ExpertFeedForward"),
+    "local": (GptConfig, {"attention": Local(4)}, "model.attention=local"),
 }
 
 
@@ -380,9 +380,18 @@ def test_unsupported_parts_are_refused(
     kind: Any, parts: dict[str, Any], reason: str, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     model = build(kind, tokenizer.vocab_size, parts)
-    with pytest.raises(UserError, match=reason):
+    with pytest.raises(UserError, match=reason) as refusal:
         write_ctranslate2(model, tokenizer, tmp_path / "folder")
     assert not list(tmp_path.iterdir())
+    assert str(unsupported(model, Decode())) in str(refusal.value)
+
+
+def test_settings_of_the_search_and_other_models_are_unsupported(tokenizer: Tokenizer) -> None:
+    model = build(GptConfig, tokenizer.vocab_size, {})
+    assert unsupported(model, FREE) is None
+    assert "decode.stopping=exact" in str(unsupported(model, replace(FREE, stopping="exact")))
+    assert unsupported(model, replace(FREE, stopping="exact", beam=1)) is None
+    assert "Linear" in str(unsupported(nn.Linear(1, 1), FREE))
 
 
 def test_an_encoder_with_alibi_attends_as_far_as_max_length(

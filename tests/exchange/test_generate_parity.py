@@ -240,15 +240,6 @@ def test_search_equals_transformers(family: Any, numbers: range) -> None:
     assert len(lengths) > 9  # neither do all run to their limits nor all end at once
 
 
-@families
-def test_their_results_do_not_depend_on_the_batch(family: Any) -> None:
-    """In `transformers` too results do not depend on the batch, so that batches can be compared."""
-    for number in range(5):
-        case = draw_case(family, number)
-        separate = [replace(case, prompts=[prompt]).generate()[0] for prompt in case.prompts]
-        assert best(case.generate()) == best(separate)
-
-
 def test_sampling_filters_are_the_same() -> None:
     """The same tokens are left by temperature, top k, top p and min p, with the same chances."""
     for number in range(40):

@@ -16,9 +16,9 @@ from tokenizers.processors import TemplateProcessing
 from manyheads.decode.beam import Decode
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.folder import (
-    changed_decoding,
     decode_from_hf,
     special_token_ids,
+    their_decoding,
     unsupported_generation,
     write_huggingface,
 )
@@ -97,59 +97,51 @@ def test_special_tokens_of_a_source_are_the_tokenizers(folders: Folder) -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"repetition_penalty": 1.3, "no_repeat_ngram_size": 0}, "repetition_penalty=1.3"),
-        ({"bad_words_ids": [[4], [5, 6]]}, "bad_words_ids"),
-        ({"begin_suppress_tokens": [4]}, "begin_suppress_tokens=[4]"),
-        ({"exponential_decay_length_penalty": [3, 1.1]}, "exponential_decay_length_penalty=[3"),
-        ({"do_sample": True, "top_p": 0.9}, "top_p=0.9"),
-        ({"bad_words_ids": [[4]], "do_sample": False, "temperature": 0.7}, None),
-        ({"begin_suppress_tokens": [], "repetition_penalty": None, "guidance_scale": 1}, None),
+        ({"repetition_penalty": 1.3, "no_repeat_ngram_size": 0}, ["repetition_penalty"]),
+        ({"bad_words_ids": [[4], [5, 6]]}, ["bad_words_ids"]),
+        ({"begin_suppress_tokens": [4], "do_sample": True}, ["begin_suppress_tokens", "do_sample"]),
+        ({"eos_token_id": [1, 5]}, ["eos_token_id"]),
+        ({"bad_words_ids": [[4]], "do_sample": False, "temperature": 0.7}, []),
+        ({"begin_suppress_tokens": [], "repetition_penalty": None, "guidance_scale": 1}, []),
     ],
 )
 @pytest.mark.parametrize("file", FILES)
 def test_settings_without_effect_are_reported(
-    settings: dict[str, Any], named: str | None, file: str, copied: Folder
+    settings: dict[str, Any], named: list[str], file: str, copied: Folder
 ) -> None:
-    """In one line that names the file."""
-    notes = unsupported_generation(import_model(change(copied("marian"), file, **settings)))
-    assert len(notes) == (named is not None)
-    for note in notes:
-        assert note.startswith(f"{file} ")
-        assert str(named) in note
-        assert "\n" not in note
+    """In one line that names them."""
+    folder = change(copied("marian"), **dict.fromkeys(settings))
+    notes = unsupported_generation(import_model(change(folder, file, **settings)))
+    assert len(notes) == bool(named)
+    assert all(name in note for note in notes for name in named)
 
 
-def test_several_ends_and_a_missing_tokenizer_are_reported(copied: Folder) -> None:
+def test_a_missing_tokenizer_is_reported(copied: Folder) -> None:
     folder = copied("marian")
     assert import_notes(import_model(folder)) == []
-    change(folder, eos_token_id=[1, 5])
     (folder / "tokenizer.json").unlink()
-    ends, tokenizer = import_notes(import_model(folder))
-    assert "[1, 5]" in ends
-    assert "tokenizer.json" in tokenizer
+    [note] = import_notes(import_model(folder))
+    assert "tokenizer.json" in note
 
 
 def test_null_leaves_a_setting_to_the_other_file(copied: Folder) -> None:
-    folder = change(copied("marian"), "config.json", repetition_penalty=1.3, num_beams=3)
-    imported = import_model(change(folder, repetition_penalty=None, num_beams=None))
-    assert decode_from_hf(imported).beam == 3
-    [note] = unsupported_generation(imported)
-    assert note.startswith("config.json")
+    folder = change(copied("marian"), "config.json", num_beams=3)
+    assert decode_from_hf(import_model(change(folder, num_beams=None))).beam == 3
 
 
 def test_the_prompt_counts_in_their_minimum_length(copied: Folder) -> None:
     imported = import_model(change(copied("gpt2"), min_length=12))
     assert decode_from_hf(imported).min_length == 0
-    assert "min_length=12" in unsupported_generation(imported)[0]
+    assert "min_length" in unsupported_generation(imported)[0]
 
 
 def test_notes_are_printed_once(copied: Folder) -> None:
     folder = change(copied("gpt2"), repetition_penalty=1.3)
     words = ("--prompt", "a", "--max-new-tokens", "2")
     code, _, printed = call("generate", folder, *words)
-    assert (code, printed.count("repetition_penalty=1.3")) == (0, 1)
+    assert (code, printed.count("repetition_penalty")) == (0, 1)
     run = folder.parent / "run"
-    assert "repetition_penalty=1.3" in call("import", folder, "--out", run)[2]
+    assert "repetition_penalty" in call("import", folder, "--out", run)[2]
     assert call("generate", run, *words)[2] == ""
 
 
@@ -157,8 +149,6 @@ def test_a_source_gets_an_end_without_a_frame(copied: Folder) -> None:
     folder = copied("bart")
     path = folder / "tokenizer.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "post_processor": None}))
-    [note] = import_notes(import_model(folder))
-    assert "tokenizer.json" in note
     [(ids, _)] = load_run(folder).encoder().tokenizer.framed([""])
     assert ids == [2]  # vectors are of what a translation reads
 
@@ -176,25 +166,18 @@ def test_exported_settings_are_imported_again(folders: Folder, tmp_path: Path) -
     assert {name: str(value) for name, value in vars(opened.model).items()} == before
 
 
-def test_an_export_reports_what_changes(folders: Folder, tmp_path: Path) -> None:
+def test_settings_that_change_in_transformers(folders: Folder, tmp_path: Path) -> None:
     opened = load_run(folders("bart"))
     assert isinstance(opened, TorchRun)
     ours = Decode(start=2, end=2)
-    assert write_huggingface(opened.model, opened.tokenizer, ours, tmp_path / "out") == [
-        "decode.penalty=length in place of gnmt",
-        "decode.at_limit=force-eos-free in place of force-eos",
-    ]
+    theirs = their_decoding(ours, opened.model)
+    assert theirs == {"penalty": "length", "at_limit": "force-eos-free"}
+    write_huggingface(opened.model, opened.tokenizer, ours, tmp_path / "out")
     back = decode_from_hf(import_model(tmp_path / "out"))
-    assert (back.penalty, back.length_penalty, back.at_limit) == ("length", 0.6, "force-eos-free")
-    same = dataclasses.replace(ours, penalty="length", at_limit="truncate")
-    assert changed_decoding(same, opened.model) == []
-    greedy = dataclasses.replace(same, beam=1)
-    assert changed_decoding(greedy, opened.model) == ["decode.length_penalty=1.0 in place of 0.6"]
-    no_penalty = dataclasses.replace(ours, length_penalty=0.0, at_limit="truncate")
-    assert changed_decoding(no_penalty, opened.model) == []
-    gpt, bert = (load_run(folders(family)).model for family in ("gpt2", "bert"))  # type: ignore[attr-defined]
-    assert "decode.at_limit=truncate in place of force-eos" in changed_decoding(ours, gpt)
-    assert changed_decoding(ours, bert) == []
+    assert {name: getattr(back, name) for name in theirs} == theirs
+    assert back.length_penalty == ours.length_penalty
+    greedy = dataclasses.replace(ours, beam=1)
+    assert their_decoding(greedy, opened.model)["length_penalty"] == 1.0
 
 
 def test_special_tokens_are_those_of_decode(folders: Folder) -> None:
@@ -217,13 +200,8 @@ def test_special_tokens_are_those_of_decode(folders: Folder) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("length_penalty", value) for value in ("x", True, 10**400, 9)),
-        *(("early_stopping", value) for value in ([1], 1)),
-        *(("bad_words_ids", value) for value in (5, [5], [["a"]])),
-        *(("suppress_tokens", value) for value in ([[4]], [100000])),
-        *(("min_length", "a\nb" * 99), ("min_new_tokens", 1.5), ("num_beams", 0)),
-        *(("eos_token_id", value) for value in (100000, [1, 100000], True)),
-        *(("forced_bos_token_id", -1), ("decoder_start_token_id", "x")),
+        *(("length_penalty", "x"), ("early_stopping", [1]), ("bad_words_ids", [["a"]])),
+        *(("min_length", "a\nb"), ("num_beams", 0), ("eos_token_id", [[1]])),
     ],
 )
 @pytest.mark.parametrize("file", FILES)
@@ -236,27 +214,25 @@ def test_broken_settings_are_refused(name: str, value: Any, file: str, copied: F
     line = str(raised.value)
     assert name in line or "decode." in line
     assert "\n" not in line
-    assert len(line) < 300
 
 
 def test_broken_settings_are_an_exit_code(copied: Folder, tmp_path: Path) -> None:
     folder = change(copied("marian"), min_length="a")
-    assert "min_length=a" in mistake("import", folder, "--out", tmp_path / "run", code=3)
-    assert "min_length=a" in mistake("translate", folder, stdin=b"a dog", code=3)
+    assert "min_length" in mistake("import", folder, "--out", tmp_path / "run", code=3)
+    assert "min_length" in mistake("translate", folder, stdin=b"a dog", code=3)
 
 
 @pytest.mark.parametrize("template", ["<unk> <pad> $A </s> <unk>", "$A </s> <pad>", "$A <pad>"])
 def test_other_frames_of_a_source_are_refused(template: str, copied: Folder) -> None:
     folder = change_frame(copied("marian"), template)
-    with pytest.raises(UserError, match=template.replace("$A", "TEXT")):
+    with pytest.raises(UserError, match=template.split()[-1]):
         load_run(folder)
 
 
 def test_an_encoder_needs_its_special_tokens(copied: Folder) -> None:
     folder = copied("bert")
     path = folder / "tokenizer.json"
-    layout = {**json.loads(path.read_text()), "post_processor": None}
-    path.write_text(json.dumps(layout))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "post_processor": None}))
     [(ids, _)] = load_run(folder).encoder().tokenizer.framed([""])
     assert ids == [2, 3]  # [CLS] and [SEP]
     path.write_text(path.read_text().replace("[CLS]", "[one]").replace("[SEP]", "[two]"))

@@ -2,7 +2,6 @@
 
 import copy
 import random
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -42,12 +41,11 @@ from manyheads.nn.layers import EmbeddingConfig, Gated, HeadConfig, Norm, Plain
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.local import Local, Longformer
 from manyheads.nn.performer import Performer
-from manyheads.nn.positions import Alibi, Buckets, Learned, Relative, Rotary, Shaw, Sinusoidal
-from manyheads.nn.scores import Additive, Bilinear, Dot
-from manyheads.nn.tiled import Tiled
+from manyheads.nn.positions import Buckets, Learned, Rotary, Shaw, Sinusoidal
+from manyheads.nn.scores import Dot
 from manyheads.presets import preset
 from manyheads.summary import summarize
-from manyheads.tokenizer.train import Bpe, Characters
+from manyheads.tokenizer.train import Characters
 
 transformers = pytest.importorskip("transformers")
 transformers.utils.logging.disable_progress_bar()
@@ -96,38 +94,18 @@ def test_logits_and_gradients_are_theirs(family: str, dtype: torch.dtype) -> Non
             )
 
 
-# Words of their names that tell what a tensor is a part of.
-THEIRS = {
-    "norms": ("norm", "ln_"),
-    "positions": ("position", "wpe", "relative_attention_bias"),
-    "cross-attention": ("encoder_attn", "encdecattention"),
-    "attention": ("attn", "attention.", "selfattention"),
-    "feed-forward": ("fc1", "fc2", "mlp", "ffn", "dense", "intermediate", "output.dense"),
-}
-
-
 @every
 def test_parameter_counts_are_theirs(family: str) -> None:
     for seed in range(len(CLASSES[family])):
         theirs = draw(family, seed)
         ours = from_huggingface(theirs)
-        summary = summarize(ours.config, 8)
         tied = theirs.config.to_dict().get("tie_word_embeddings", True)
-        sizes = {
-            name: parameter.numel()
+        sizes = [
+            parameter.numel()
             for name, parameter in theirs.named_parameters()
             if parameter.requires_grad and (tied or name not in UNREAD)
-        }
-        assert summary.parameters == sum(sizes.values())
-        by_part: Counter[str] = Counter()
-        for name, size in sizes.items():
-            inner = name.removeprefix(KINDS[family].prefix).lower()
-            in_layer = any(part.isdigit() for part in inner.split("."))
-            parts = (p for p, words in THEIRS.items() if any(word in inner for word in words))
-            part = next(parts, "rest")
-            by_part[part if in_layer or part in ("norms", "positions") else "rest"] += size
-        for part in THEIRS:
-            assert summary.parts[part] == by_part[part], (seed, part)
+        ]
+        assert summarize(ours.config, 8).parameters == sum(sizes)
         assert len(moves(KINDS[family], ours)) == len(ours.state_dict())
 
 
@@ -282,21 +260,6 @@ def test_a_bare_model_without_a_pooler(name: str, tmp_path: Path) -> None:
     assert from_huggingface(tmp_path).config == ours.config
 
 
-@pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")
-@pytest.mark.parametrize("family", ["gpt2", "llama", "t5", "bart", "bert"])
-def test_an_untied_head_is_on_the_device_of_the_model(family: str) -> None:
-    """Whatever device our model is on."""
-    models = [from_huggingface(draw(family, seed)) for seed in range(24)]
-    untied = next(x for x in models if getattr(output_of(x), "weight", None) is not None)
-    with torch.device("meta"):
-        theirs = to_huggingface(untied)
-    assert {x.device.type for x in theirs.state_dict().values()} == {"meta"}
-
-
-def output_of(model: nn.Module) -> Any:
-    return getattr(getattr(model, "head", None), "output", getattr(model, "head", None))
-
-
 POST = Norm(placement="post", eps=1e-12)
 BERT = replace(preset("bert-base"), **SMALL)
 GPT = replace(preset("gpt3-small"), **SMALL)
@@ -304,24 +267,13 @@ PAIR = Seq2SeqConfig(**SMALL)
 HALVES = replace(PAIR, position=Sinusoidal(layout="halves"))
 UNSUPPORTED: dict[str, tuple[Any, str, str]] = {
     "Shaw": (replace(PAIR, position=Shaw(), attention=Dense()), "pegasus", "shaw"),
-    "relative": (replace(GPT, position=Relative()), "gpt2", "relative"),
-    "additive": (replace(BERT, score=Additive(), attention=Dense()), "bert", "additive"),
     "pre-norm BERT": (replace(BERT, norm=Norm(eps=1e-12)), "bert", "norm.placement=post"),
-    "ALiBi": (replace(GPT, position=Alibi()), "gpt2", "alibi"),
-    "no bias": (replace(GPT, bias=False), "gpt2", "bias"),
     "no query bias": (replace(GPT, qkv_bias=False), "gpt2", "qkv_bias=False"),
-    "wide heads": (replace(GPT, head_dim=8), "gpt2", "head_dim=8"),
     "grouped": (replace(PAIR, kv_heads=2), "pegasus", "kv_heads=2"),
-    "wave length": (replace(PAIR, position=Sinusoidal(base=500.0)), "pegasus", "base"),
     "one side": (
         replace(HALVES, decoder=StackOverrides(position=Learned())),
         "pegasus",
         "decoder.position",
-    ),
-    "one gated side": (
-        replace(PAIR, encoder=StackOverrides(feedforward=Gated())),
-        "pegasus",
-        "encoder.feedforward",
     ),
     "a hidden group": (
         replace(PAIR, kv_heads=4, decoder=StackOverrides(heads=8)),
@@ -430,41 +382,15 @@ def test_any_model_is_exported_exactly_or_not_at_all() -> None:
     assert len(lines) == refused > 30
 
 
-def test_labels_and_the_length_limit_are_exported(tmp_path: Path) -> None:
-    """Their tokenizer truncates at the model's length, and label2id is there too."""
-    theirs = transformers.BertForSequenceClassification(
-        transformers.BertConfig(
-            vocab_size=400,
-            hidden_size=8,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=8,
-            max_position_embeddings=12,
-            id2label={0: "no", 1: "yes"},
-        )
-    )
-    tokenizer = Bpe(vocab_size=300).train(["a small dog sees a tree"])
-    write_huggingface(from_huggingface(theirs), tokenizer, Decode(), tmp_path / "out")
-    opened = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
-    assert opened.config.label2id == {"no": 0, "yes": 1}
-    truncating = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert len(truncating("a small dog " * 20, truncation=True)["input_ids"]) == 12
-
-
 # --- the order of channels ---
 
 PLAIN = Seq2SeqConfig(vocab_size=20, dim=12, layers=2, heads=3, ffn_dim=7, max_length=16)
 REORDERED = {
-    "pre-norm": replace(PLAIN, embed=EmbeddingConfig(scale="sqrt-dim")),
     "post-norm": replace(PLAIN, norm=Norm(placement="post", form="rms")),
     "gated": replace(PLAIN, feedforward=Gated(), bias=False, attention_bias=True),
     "untied": replace(PLAIN, tie="none", target_vocab_size=17, output=HeadConfig(bias="trained")),
     "target": replace(PLAIN, tie="target", embed=EmbeddingConfig(norm=Norm(), segments=2)),
-    "inputs": replace(PLAIN, tie="inputs", encoder=StackOverrides(layers=1, heads=2)),
     "kv heads": replace(PLAIN, kv_heads=1, head_dim=5, position=Sinusoidal(base=300.0)),
-    "bilinear": replace(PLAIN, score=Bilinear(key_size=3)),
-    "additive": replace(PLAIN, score=Additive(width=3), attention=Dense()),
-    "odd": replace(PLAIN, dim=15),
 }
 
 
@@ -492,25 +418,11 @@ def test_channels_in_another_order_give_the_same(case: str) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"position": Sinusoidal(layout="halves")},
-        {"position": Rotary(), "head_dim": 4},
-        {"decoder": StackOverrides(position=Learned())},
-    ],
-)
-def test_only_interleaved_sinusoids_are_reordered(changes: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="interleaved"):
-        in_halves(replace(PLAIN, **changes).build())
-
-
 # --- attention implementations: exact ones are exported to every program, others to none ---
 
 SIZES: dict[str, Any] = {"dim": 16, "layers": 1, "heads": 2, "ffn_dim": 8, "max_length": 16}
 SIZES |= {"vocab_size": 265}  # the tokenizer's
 INEXACT = [Local(4), Longformer(2), MemoryCompressed(), Linformer(4), Performer(8)]
-EXACT = [kind() for kind in get_args(AttentionFunctionConfig) if kind.exact]
 
 
 @pytest.fixture(params=["object", "folder", "onnx", "ctranslate2"])
@@ -539,11 +451,12 @@ def refusal(write: Any, model: nn.Module, folder: Path) -> str:
 
 def test_approximate_attention_is_refused(write: Any, tmp_path: Path) -> None:
     """By the name of the setting."""
-    assert {type(x) for x in (*EXACT, *INEXACT)} == {*get_args(AttentionFunctionConfig)}
+    inexact = {kind for kind in get_args(AttentionFunctionConfig) if not kind.exact}
+    assert {type(core) for core in INEXACT} == inexact
     for core in INEXACT:
         one_side = Seq2SeqConfig(**SIZES, encoder=StackOverrides(attention=core))
         line = refusal(write, one_side.build(), tmp_path / "out")
-        assert line.startswith(f"model.encoder.attention={core.kind} ")
+        assert f"model.encoder.attention={core.kind} " in line
         if isinstance(core, Linformer):
             continue  # no decoder has it
         both_sides = Seq2SeqConfig(
@@ -551,31 +464,7 @@ def test_approximate_attention_is_refused(write: Any, tmp_path: Path) -> None:
         )
         for config in (both_sides, GptConfig(**SIZES, position=Learned(), attention=core)):
             line = refusal(write, config.build(), tmp_path / "out")
-            assert line.startswith(f"model.attention={core.kind} ")
-
-
-@pytest.mark.parametrize("core", EXACT, ids=lambda core: core.kind)
-def test_exact_attention_is_exported(core: Any, write: Any, tmp_path: Path) -> None:
-    side = StackOverrides(attention=core)
-    gpt = GptConfig(**SIZES, position=Learned(), attention=core)
-    seq2seq = Seq2SeqConfig(**SIZES, encoder=side, decoder=side)
-    for number, config in enumerate((gpt, seq2seq)):
-        exported = write(config.build().eval(), tmp_path / str(number))
-        assert (tmp_path / str(number)).exists() or isinstance(exported, nn.Module)
-
-
-def test_the_attention_implementation_does_not_change_the_export() -> None:
-    plain = Seq2SeqConfig(**SIZES).build().eval()
-    sides = {
-        "encoder": StackOverrides(attention=Dense()),
-        "decoder": StackOverrides(attention=Tiled(block=4)),
-    }
-    other = replace(plain.config, **sides).build().eval()
-    other.load_state_dict(plain.state_dict())
-    first, second = to_huggingface(plain), to_huggingface(other)
-    assert type(first) is type(second)
-    assert first.config.to_dict() == second.config.to_dict()
-    assert all(torch.equal(x, second.state_dict()[name]) for name, x in first.state_dict().items())
+            assert f"model.attention={core.kind} " in line
 
 
 def test_a_decoder_only_seq2seq_model_is_refused(tmp_path: Path) -> None:

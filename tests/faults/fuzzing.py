@@ -307,7 +307,6 @@ class Inputs:
             written = tokenizer.decode(ids)
             assert kind == "words" or written == text, f"{written!r} is not what went in"
             assert tokenizer.encode_batch([text, ""]) == [ids, []]
-            assert [one for one, _ in tokenizer.encode_words([text])] == [ids]
             assert len(tokenizer.offsets(text)) == len(ids)
             assert all(len(one) <= longest for one, _ in tokenizer.framed([text], longest))
             if 0 < len(text) < 60 and kind in ("bpe", "wordpiece"):
@@ -366,9 +365,7 @@ class Inputs:
             b"\xf0",
         )
         content = mutated(draw.choice(self.music), draw, words)
-        encoding = draw.choice(
-            (PerformanceEvents(), PerformanceEvents(pedal="ignore"), ChoraleGrid())
-        )
+        encoding = draw.choice((PerformanceEvents(), ChoraleGrid()))
 
         def use() -> bool:
             written = encoding.words(content, "case.mid")

@@ -22,6 +22,11 @@ from tests.golden.runs import Command, GoldenRun, by_name
 RECORD = Path(__file__).parent / "record"
 LOSS_TOLERANCE = 2e-3  # relative, on another CPU or another version of torch
 CPU_FIELDS = ("model name", "cpu family", "model")
+DECODING = ("translate", "generate", "evaluate")
+# Outputs of 0.1 that no later release has: its own int8, speculative decoding.
+REMOVED = ("--int8", "--draft")
+SCORE_TOLERANCE = 1e-5  # relative: 0.1 summed products of linear layers in another order
+NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 # Seconds and speeds of commands, which differ from call to call.
 TIMINGS = re.compile(r"second|_time|time_|tokens_per")
 
@@ -113,6 +118,8 @@ class Workspace:
 def run_command(folder: Path, command: Command, place: tuple[str, ...], root: Path) -> Any:
     """The output of a command on a run folder, as JSON values without times and paths."""
     place = () if command.name in ("tokens", "info") else place
+    if command.name in DECODING:
+        place = (*place, "--engine", "torch")  # the record is that of PyTorch
     words = [word.replace("{run}", str(folder)) for word in command.arguments]
     raw = checked(command.name, folder, *words, *place, stdin=command.stdin)
     if command.output == "array":
@@ -231,3 +238,36 @@ def assert_near(one: str | None, other: str | None, tolerance: float, what: str)
         return
     a, b = float.fromhex(one), float.fromhex(other)
     assert math.isclose(a, b, rel_tol=tolerance, abs_tol=1e-6), f"{what}: {a} instead of {b}"
+
+
+def remaining(outputs: dict[str, Any]) -> dict[str, Any]:
+    """The recorded outputs of commands that still exist."""
+    return {
+        key: output
+        for key, output in outputs.items()
+        if not any(option in key.split() for option in REMOVED)
+    }
+
+
+def assert_outputs(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """The same outputs: texts of decoding commands are equal, their scores nearly, others in bits.
+
+    Scores are printed with four digits: a difference in the last one is rounding.
+    """
+    theirs = remaining(theirs)
+    assert ours.keys() == theirs.keys()
+    for command, output in theirs.items():
+        if command.split()[0] not in DECODING:
+            assert ours[command] == output, command
+            continue
+        texts, numbers = zip(*(split_numbers(one) for one in (ours[command], output)), strict=True)
+        assert texts[0] == texts[1], command
+        for mine, recorded in zip(*numbers, strict=True):
+            near = math.isclose(mine, recorded, rel_tol=SCORE_TOLERANCE, abs_tol=1.01e-4)
+            assert near, f"{command}: {mine} instead of {recorded}"
+
+
+def split_numbers(output: Any) -> tuple[str, list[float]]:
+    """The output with `#` for each decimal number, and these numbers."""
+    text = json.dumps(output, ensure_ascii=False)
+    return NUMBER.sub("#", text), [float(number) for number in NUMBER.findall(text)]

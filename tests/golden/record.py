@@ -38,7 +38,6 @@ from tests.golden.runs import (
     EVALUATE,
     GENERATE,
     GREEDY,
-    INT8,
     PHRASEBOOK,
     RUNS,
     SAMPLE,
@@ -55,7 +54,7 @@ RUN_SETTINGS = (
     *("train.steps=630", "train.warmup_steps=60", "train.learning_rate=1e-2"),
     *("train.save_every=600", "train.validate_every=300", "model.dropout=0.05"),
 )
-RUN_COMMANDS = (GREEDY, BEAM, SAMPLE, INT8, ENSEMBLE, EVALUATE)
+RUN_COMMANDS = (GREEDY, BEAM, SAMPLE, ENSEMBLE, EVALUATE)
 LANGUAGE_FOLDER = Path(__file__).parent / "language-0.1"
 LANGUAGE_SETTINGS = (
     *(*SIZES, "data.folder=data/texts", "model.dim=24", "model.hidden=48", "train.steps=300"),

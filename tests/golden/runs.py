@@ -83,7 +83,6 @@ EVALUATE_VALID = Command("evaluate", ("--split", "valid", "--json"), output="jso
 GREEDY = Command("translate", ("--beam", "1"), lines(*SENTENCES))
 BEAM = Command("translate", ("--beam", "4", "--n-best", "4"), lines(*SENTENCES))
 SAMPLE = Command("translate", ("--sample", "--top-k", "20", "--seed", "3"), lines(*SENTENCES))
-INT8 = Command("translate", ("--beam", "2", "--int8"), lines(*SENTENCES))
 ENSEMBLE = Command("translate", ("--with", "{run}", "--beam", "2"), lines(*SENTENCES))
 # After 30 steps a model ends a sentence at once: let it generate some tokens before.
 LONGER = "decode.shortest=6"
@@ -107,7 +106,6 @@ GENERATE_MORE = (
         ("--top-p", "0.8", "--top-k", "30", "--min-p", "0.01", "--max-new-tokens", "16"),
         lines(*PROMPTS),
     ),
-    Command("generate", ("--draft", "{run}", "--max-new-tokens", "16"), lines(*PROMPTS)),
     Command("evaluate", ("--stride", "12", "--json"), output="json"),
     INFO,
 )
@@ -146,7 +144,7 @@ RUNS = (
     phrasebook(
         "translation-pre",
         *("model.norm=pre", "model.dropout=0.1"),
-        commands=(GREEDY, BEAM, *TRANSLATE, SAMPLE, INT8, TOKENS, INFO, EVALUATE_VALID),
+        commands=(GREEDY, BEAM, *TRANSLATE, SAMPLE, TOKENS, INFO, EVALUATE_VALID),
     ),
     phrasebook(
         "translation-post",

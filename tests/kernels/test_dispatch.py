@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyheads import ops
 from manyheads.kernels import dispatch
-from manyheads.kernels.dispatch import Implementation, first_supported, has_hooks, passes, verified
-from manyheads.nn.layers import FeedForward
-from manyheads.optimize import optimize
+from manyheads.kernels.dispatch import Implementation, first_supported, verified
+from manyheads.kernels.selftest import passes
 
 EXPECTED = torch.tensor([3.0, 4.0], dtype=torch.float64)
 
@@ -33,15 +32,14 @@ def test_a_kernel_that_does_not_compile_is_left_out_unless_memory_is_the_reason(
 
 
 def test_each_device_is_tested_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    selftests = pytest.importorskip("manyheads.kernels.selftests")
     tested: list[int | None] = []
 
-    def selftest(name: str, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    def selftest(kernel: str, device: torch.device) -> list[tuple[Tensor, Tensor]]:
         tested.append(device.index)
         return [(EXPECTED * (2 - device.index), EXPECTED)]
 
     monkeypatch.setattr(dispatch, "_VERIFIED", {})
-    monkeypatch.setattr(selftests, "run_selftest", selftest)
+    monkeypatch.setattr(dispatch, "run_selftest", selftest)
     with pytest.warns(UserWarning, match="some"):
         assert [verified("some", index) for index in (0, 1, 0, 1)] == [False, True, False, True]
     assert tested == [0, 1]
@@ -50,49 +48,23 @@ def test_each_device_is_tested_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_first_implementation_that_supports_and_passes_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def implementation(name: str, supported: int, tested: bool = True) -> Implementation[Any]:
-        selftest = name if tested else None
-        return Implementation(name, lambda call: call <= supported, lambda call: call, selftest)
+    def implementation(supported: int, kernel: str | None) -> Implementation[Any]:
+        return Implementation(lambda call: call <= supported, lambda call: call, kernel)
 
-    options = (
-        implementation("wrong", 9),
-        implementation("right", 5),
-        implementation("plain", 9, tested=False),
-    )
+    options = implementation(9, "wrong"), implementation(5, "right"), implementation(9, None)
 
-    def chosen() -> list[str]:
-        return [first_supported(options, call, EXPECTED).name for call in (5, 6)]
+    def chosen() -> list[str | None]:
+        return [first_supported(options, call, EXPECTED).kernel for call in (5, 6)]
 
-    monkeypatch.setattr(dispatch, "verified", lambda name, index: name == "right")
-    assert chosen() == ["plain", "plain"]  # on a CPU
+    monkeypatch.setattr(dispatch, "verified", lambda kernel, index: kernel == "right")
+    assert chosen() == [None, None]  # on a CPU
     monkeypatch.setattr(dispatch, "runs_triton", lambda x: True)
-    assert chosen() == ["right", "plain"]
-
-
-@pytest.mark.parametrize(
-    "register",
-    [
-        "register_forward_hook",
-        "register_forward_pre_hook",
-        "register_full_backward_hook",
-        "register_full_backward_pre_hook",
-    ],
-)
-def test_hooks_are_noticed(register: str) -> None:
-    modules = nn.LayerNorm(2), nn.Dropout(0.1)
-    assert not has_hooks(*modules)
-    handle = getattr(modules[1], register)(lambda *args: None)
-    assert has_hooks(*modules)
-    handle.remove()
-    assert not has_hooks(*modules)
+    assert chosen() == ["right", None]
 
 
 def test_no_kernel_runs_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if Triton is installed."""
     monkeypatch.setattr(dispatch, "HAS_TRITON", True)
-    model = nn.Sequential(FeedForward(8, 16, "gelu", True, 0.0))
-    optimize(model)
-    assert type(model[0]) is FeedForward
     x = torch.randn(2, 2, 3, 16).bfloat16()
     assert not ops.has_fused_topk(x[0, 0])
     with torch.no_grad():

@@ -8,11 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from manyheads.kernels import gemv as kernels
-from manyheads.kernels.dispatch import ACTIVATION_KINDS
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.layers import ACTIVATIONS, Gated, Norm, Plain, Residual
-from manyheads.optimize.gemv import FusedResidualAdd, GemvLinear, with_gemv
+from manyheads.optimize.gemv import FUSED_ACTIVATIONS, GemvLinear, GemvResidual, with_gemv
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")  # numpy's sigmoid
 CLOSE: Any = {"rtol": 1e-4, "atol": 1e-4}
@@ -24,6 +23,13 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "MAX_COLUMNS", 64)
 
 
+def gemv_linear(inputs: int, outputs: int, dtype: torch.dtype = torch.float32) -> Any:
+    linear: Any = nn.Linear(inputs, outputs, dtype=dtype)
+    linear.__class__ = GemvLinear
+    linear.norm, linear.activation, linear.residual = None, "", None
+    return linear
+
+
 @pytest.mark.parametrize("fused_elements", [0, 2**22])  # the norm in its own kernel or the product
 @pytest.mark.parametrize(("outputs", "inputs"), [(13, 40), (5, 150)])
 @torch.no_grad()
@@ -31,25 +37,24 @@ def test_linear(
     outputs: int, inputs: int, fused_elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "MAX_FUSED_NORM_ELEMENTS", fused_elements)
-    weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
-    linear = GemvLinear(weight, bias)
-    for shape in ((inputs,), (1, 1, inputs), (3, inputs)):  # the last is left to PyTorch
-        x = torch.randn(shape)
-        torch.testing.assert_close(linear(x), F.linear(x, weight, bias), **CLOSE)
-    x, residual = torch.randn(1, 1, inputs) + 0.5, torch.randn(1, 1, outputs)
-    for norm, kind in zip(
-        (nn.LayerNorm(inputs), nn.RMSNorm(inputs, eps=0.1), None), ACTIVATION_KINDS, strict=True
-    ):
-        linear.norm, linear.activation = norm, kind
-        expected = ACTIVATIONS[kind](F.linear(x if norm is None else norm(x), weight, bias))
-        total = FusedResidualAdd(linear, None)(residual, lambda _: linear(x))
-        torch.testing.assert_close(total, expected + residual, **CLOSE)
-        torch.testing.assert_close(linear(x), expected, **CLOSE)  # the residual is gone
+    linear = gemv_linear(inputs, outputs)
+    norms = nn.LayerNorm(inputs), nn.RMSNorm(inputs, eps=0.1), None
+    for norm, activation in zip(norms, FUSED_ACTIVATIONS, strict=True):
+        linear.norm, linear.activation = norm, activation
+        for shape in ((), (1, 1), (3,)):  # the last is left to PyTorch
+            x, residual = torch.randn(*shape, inputs) + 0.5, torch.randn(*shape, outputs)
+            product = F.linear(x if norm is None else norm(x), linear.weight, linear.bias)
+            expected = ACTIVATIONS[activation](product)
+            torch.testing.assert_close(linear(x), expected, **CLOSE)
+            linear.residual = residual
+            torch.testing.assert_close(linear(x), expected + residual, **CLOSE)
+            linear.residual = None
 
 
 def test_float64_is_left_to_pytorch() -> None:
-    weight, x = torch.randn(9, 60).double(), torch.randn(60).double()
-    torch.testing.assert_close(GemvLinear(weight, None)(x), weight @ x, rtol=1e-13, atol=1e-13)
+    linear, x = gemv_linear(60, 9, torch.float64), torch.randn(60).double()
+    expected = linear.weight @ x + linear.bias
+    torch.testing.assert_close(linear(x), expected, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -82,5 +87,5 @@ def test_a_model_for_one_row_is_the_model(
     assert calls.count("gemv") >= 4
     assert ("norm_row" in calls) == (pre and (isinstance(feedforward, Gated) or not fuses_norm))
     residuals = {type(block.attention_residual) for block in copy.decoder.blocks}
-    assert residuals == {FusedResidualAdd if pre else Residual}
+    assert residuals == {GemvResidual if pre else Residual}
     assert all(type(block.attention_residual) is Residual for block in model.decoder.blocks)

@@ -1,6 +1,7 @@
 """Every kernel equals its formula: outputs and gradients in float32, by Triton's interpreter."""
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,14 +9,9 @@ import torch
 from tests.kernels.cases import CASES, worst_error
 
 from manyheads import ops
-from manyheads.kernels import biased_attention, decode_attention, gemv, layer_norm, topk
-from manyheads.kernels.common import sum_rows
-from manyheads.kernels.dispatch import passes
-from manyheads.kernels.layer_norm import add_norm, prenorm
-from manyheads.kernels.mlp import fused_mlp
-from manyheads.kernels.qkv import pack_qkv_grad
-from manyheads.kernels.selftests import SELFTESTS, dropout_mask, run_selftest
-from manyheads.kernels.short_attention import attend_parts
+from manyheads.kernels import biased_attention, decode_attention, gemv, topk
+from manyheads.kernels.selftest import passes, run_selftest
+from manyheads.kernels.short_attention import dropout_mask, short_attention
 from manyheads.kernels.softmax_grad import cross_entropy_grad
 
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # numpy's
@@ -23,14 +19,13 @@ SMALL = {"M": 32, "N": 16}
 BLOCKS: dict[str, list[dict[Any, dict[str, Any]]]] = {  # to have several of them in small tensors
     "biased_attention": [
         {biased_attention: {name: [SMALL] * 2 for name in ("FORWARD", "KEYS", "QUERIES")}
-         | {"BIAS": [{"M": 32}] * 2}}
+         | {"BIAS": {"M": 32}}}
     ],
     "decode_attention": [
         {decode_attention: {"TARGET_PROGRAMS": programs, "MAX_UNSCANNED_KEYS": unscanned}}
         for programs, unscanned in ((256, 128), (8, 0), (1, 128))
     ],
     "gemv": [{gemv: {"BLOCK_ELEMENTS": 128, "MAX_COLUMNS": 64}}],
-    "layer_norm": [{layer_norm: {"_processors": lambda x: 3, "WARPS_PER_PROCESSOR": 1}}, {}],
     "topk": [{}, {topk: {"MAX_LANES": 32, "MIN_COLUMNS_PER_PROGRAM": 50}}],
 }  # fmt: skip
 
@@ -46,57 +41,33 @@ def test_kernels_equal_their_formulas(name: str, monkeypatch: pytest.MonkeyPatch
         monkeypatch.undo()
 
 
-@pytest.mark.parametrize("name", SELFTESTS)
+@pytest.mark.parametrize("name", CASES)
 def test_selftests_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemv, "MAX_COLUMNS", 128)  # the interpreter reduces number by number
     assert passes(lambda: run_selftest(name, torch.device("cpu")), name)
 
 
+def test_every_kernel_has_cases() -> None:
+    modules = Path(topk.__file__).parent.glob("*.py")
+    kernels = {path.stem for path in modules if "@triton.jit" in path.read_text(encoding="utf-8")}
+    assert kernels == {*CASES, "common"}
+
+
 def test_dropout_depends_on_seed_row_head_and_query() -> None:
-    q, k = torch.randn(2, 3, 2, 20, 32)
-    mask, other = (dropout_mask(q, k, torch.tensor([seed]), 0.3) for seed in (1, 2))
+    x, keys = torch.randn(2, 3, 20, 64)
+    mask, other = (dropout_mask(x, keys, torch.tensor([seed]), 0.3) for seed in (1, 2))
     assert set(mask.unique().tolist()) == {0.0, 1 / 0.7}
     for shifted in (other, mask.roll(1, 0), mask.roll(1, 1), mask.roll(1, 2), mask.roll(1, 3)):
         equal = (mask == shifted).double().mean()
         assert abs(float(equal) - (0.7**2 + 0.3**2)) < 0.05
 
 
-def test_frozen_weights_get_no_gradient() -> None:
-    x, w1, b1, w2, b2 = (torch.randn(s) for s in ((3, 8), (16, 8), (16,), (8, 16), (8,)))
-    y = fused_mlp(x.requires_grad_(), w1, b1, w2.requires_grad_(), b2, "relu")[0]
-    y.sum().backward()
-    assert [w.grad is not None for w in (x, w1, b1, w2, b2)] == [True, False, False, True, False]
-
-
-def test_operators_are_well_formed_for_any_strides() -> None:
+@pytest.mark.parametrize("has_memory", [False, True])
+def test_short_attention_is_a_well_formed_operator(has_memory: bool) -> None:
     """Fake tensors have the strides of the results, so that compiled code reads them right."""
-    x, ones = torch.randn(16, 6).T, torch.ones(16)
-    heads = torch.randn(2, 3, 32, 5).mT, *(torch.randn(2, 5, 1, 32).transpose(1, 2),) * 2
-    q, kv = torch.randn(32, 2, 5, 2).permute(3, 2, 1, 0), torch.randn(2, 7, 4, 32)
-    weights = torch.randn(8, 16), torch.randn(8), torch.randn(16, 8), torch.randn(16)
-    torch.library.opcheck(add_norm, (x, x, ones, ones, None, 0.0, 1e-5))
-    parts = q.requires_grad_(), kv.requires_grad_(), None
-    torch.library.opcheck(attend_parts, (*parts, 2, None, False, 0.3, None, 0.0))
-    torch.library.opcheck(pack_qkv_grad, heads)
-    torch.library.opcheck(fused_mlp, (x, *weights, "gelu"))
-    packed, sums = pack_qkv_grad(*heads)
-    expected = torch.cat([part.transpose(1, 2).flatten(2) for part in heads], -1)
-    assert torch.equal(packed, expected)
-    torch.testing.assert_close(sums, expected.sum((0, 1)))
-
-
-def test_a_norm_that_nothing_uses_has_no_gradient() -> None:
-    x, weight = torch.randn(4, 32, requires_grad=True), torch.ones(32, requires_grad=True)
-    stream = prenorm(x, weight, torch.zeros(32), 1e-5, torch.float32)[1]
-    grads = torch.autograd.grad(stream.cos().sum(), (x, weight), allow_unused=True)
-    torch.testing.assert_close(grads[0], -x.sin())
-    assert grads[1] is None
-
-
-def test_sum_rows() -> None:
-    for rows, width in product((1, 64, 65, 200), (1, 16, 50)):
-        partial = torch.randn(rows, width)
-        torch.testing.assert_close(sum_rows(partial), partial.sum(0), rtol=1e-5, atol=1e-5)
+    x = torch.randn(96 if not has_memory else 32, 5, 2).permute(2, 1, 0).requires_grad_()
+    memory = torch.randn(2, 7, 64, requires_grad=True) if has_memory else None
+    torch.library.opcheck(short_attention, (x, memory, 2, None, False, 0.3, None, 0.0))
 
 
 def test_ignored_rows_may_hold_anything() -> None:

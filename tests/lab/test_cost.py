@@ -38,7 +38,6 @@ from manyheads.nn.attend import AttentionFunctionConfig
 from manyheads.nn.attention import AttentionInputs, AttentionSizes, Dense, Fused
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.tiled import Tiled
-from manyheads.view.figures import growth
 
 CPU = torch.device("cpu")
 SMALL = Setup(device=CPU, head_dim=8, rounds=1)
@@ -292,8 +291,6 @@ def test_exponents_are_of_lengths_beyond_a_window() -> None:
 @pytest.mark.parametrize(
     ("core", "note"),
     [
-        ("flex", "flex is the fused core here: FlexAttention is for a GPU"),
-        ("packed", "packed equals the fused core here: nothing is padded"),
         (
             "longformer window=16",
             "longformer window=16 computes exact attention up to 17 positions",
@@ -309,7 +306,7 @@ def test_exponents_are_of_lengths_beyond_a_window() -> None:
 )
 def test_fallbacks_are_reported(core: str, note: str) -> None:
     cores = read_cores(core)
-    said = notes(cores, Measurement(cores, [12, 32, 64], SMALL).run(), SMALL)
+    said = notes(Measurement(cores, [12, 32, 64], SMALL).run())
     assert len(said) == bool(note)
     assert all(note in line for line in said)
 
@@ -397,38 +394,9 @@ def test_the_command_that_is_printed_measures_the_same(command: Command, tmp_pat
     assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    ("least", "factor"),
-    [(97.0, 1.04), (1.1, 1.5), (0.0031, 3.0), (1.1, 8.0), (97.0, 40.0), (0.0031, 1e4)],
-)
-def test_heights_of_a_picture_are_told(
-    least: float, factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An axis has at least two labels, however narrow its range."""
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    drawn: list[Any] = []
-    monkeypatch.setattr(pyplot, "close", drawn.append)
-    line = {"dense": [(16, least), (64, least * factor)]}
-    growth({"milliseconds": line}, "length", tmp_path / "growth.svg")
-    monkeypatch.undo()
-    (axes,) = drawn[0].axes
-    low, high = axes.get_ylim()
-    reported = [label for label in axes.get_yticklabels() if low <= label.get_position()[1] <= high]
-    words = {label.get_text() for label in reported}
-    pyplot.close(drawn[0])
-    assert "" not in words
-    assert len(words) >= 2
-
-
-def test_the_command_says_what_is_not_measured(command: Command) -> None:
-    words = ("--lengths", "16,32", "--rounds", 1, "--head-dim", 4, "--device", "cpu", "--json")
-    _, said = command("--cores", "flex", *words)
-    assert "flex is the fused core here" in said
-
-
 def test_all_cores_are_measured_unless_chosen() -> None:
     every = {option.kind for option in get_args(AttentionFunctionConfig)}
-    assert every - set(read_cores(None)) == {"packed", "flex"}  # the fused core, without padding
+    assert set(read_cores(None)) == every
     assert read_cores("dense, tiled block=16 ,") == {
         "dense": Dense(),
         "tiled block=16": Tiled(block=16),

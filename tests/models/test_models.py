@@ -13,7 +13,7 @@ from manyheads.config import dump, parse
 from manyheads.decode.kv_cache import KVCache
 from manyheads.models.bert import BertConfig, NextSentence
 from manyheads.models.gpt import GptConfig
-from manyheads.models.heads import Pooler
+from manyheads.models.heads import Classify, Pooler
 from manyheads.models.seq2seq import Seq2SeqConfig, StackOverrides
 from manyheads.nn.layers import EmbeddingConfig, Gated, Norm, Residual
 from manyheads.nn.positions import Learned, NoPosition, Rotary, Shaw
@@ -279,6 +279,17 @@ def test_bert_without_heads_gives_hidden_states() -> None:
     assert not torch.allclose(bert(tokens), bert(tokens, segments=segments))
 
 
+@pytest.mark.parametrize("over", ["first", "mean"])
+def test_a_pooler_is_its_formula(over: Any) -> None:
+    """act(W h + b) of the first position, or of the mean over all that are not padding."""
+    model = tiny(BertConfig, pooler=Pooler(over=over)).build()
+    hidden, real = torch.randn(2, 5, 8), torch.arange(5) < torch.tensor([[5], [3]])
+    for row, length in enumerate((5, 3)):
+        h = hidden[row, 0] if over == "first" else hidden[row, :length].mean(0)
+        expected = torch.tanh(model.pooler.project(h))
+        torch.testing.assert_close(model.pool(hidden, real)[row], expected)
+
+
 def test_bert_says_what_follows() -> None:
     """The next-sentence logits come from the first position, one for each class."""
     bert = tiny(BertConfig, next_sentence=NextSentence(classes=3), pooler=Pooler()).build()
@@ -287,6 +298,15 @@ def test_bert_says_what_follows() -> None:
     torch.testing.assert_close(
         bert.next_sentence_logits(hidden), bert.next_sentence_logits(hidden[:, :1])
     )
+
+
+def test_a_mean_pooler_ignores_padding() -> None:
+    head = Classify(labels=("a", "b", "c"))
+    model = tiny(BertConfig, pooler=Pooler(over="mean"), head=head).build().double().eval()
+    tokens = words(1, 5)
+    padded = torch.cat([tokens, words(1, 3)], dim=1)
+    real = torch.arange(8)[None] < 5
+    torch.testing.assert_close(model(padded, real), model(tokens), rtol=0, atol=1e-6)
 
 
 def test_dropout_is_on_every_part() -> None:

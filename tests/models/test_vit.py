@@ -12,10 +12,9 @@ from torch import Tensor
 from manyheads.config import override_all, parse
 from manyheads.errors import UserError
 from manyheads.models.heads import Classify, Pooler
-from manyheads.models.vit import Vit, VitConfig
+from manyheads.models.vit import Vit, VitConfig, resize_learned
 from manyheads.nn.block import PositionSizes
-from manyheads.nn.grid_positions import GridPosition, Sinusoidal2d, resize_learned
-from manyheads.nn.positions import Learned
+from manyheads.nn.positions import GridPosition, Learned, Sinusoidal2d
 
 TINY: dict[str, Any] = {
     "dim": 16,

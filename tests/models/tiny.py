@@ -34,7 +34,7 @@ POSITIONS: dict[str, PositionConfig] = {
     "shaw": Shaw(max_distance=2),
     "t5": Buckets(buckets=6, max_distance=5),
     "alibi": Alibi(),
-    "relative": Relative(max_distance=3, period=2),
+    "relative": Relative(max_distance=3),
 }
 CORES: dict[str, AttentionFunctionConfig] = {
     "dense": Dense(),

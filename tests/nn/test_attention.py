@@ -22,7 +22,7 @@ from manyheads.decode.kv_cache import KVCache
 from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
-from manyheads.nn import local
+from manyheads.nn import local, masks, performer
 from manyheads.nn.attend import AttentionFunctionConfig, attend, attention_weights
 from manyheads.nn.attention import (
     AttentionFunction,
@@ -37,25 +37,21 @@ from manyheads.nn.attention import (
 )
 from manyheads.nn.block import Architecture
 from manyheads.nn.compressed import MemoryCompressed
-from manyheads.nn.flex import Flex, flex
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.local import Local, Longformer
 from manyheads.nn.masks import (
     AttentionMask,
     Both,
+    Either,
     Globals,
     Rule,
     SameBlock,
     SameDocument,
-    both,
+    Window,
     causal,
-    either,
     full,
     make_mask,
-    prefix,
-    window,
 )
-from manyheads.nn.packed import Packed
 from manyheads.nn.performer import Performer, exponents
 from manyheads.nn.positions import Position, PositionConfig, PositionSizes, Shaw, bias_by_distance
 from manyheads.nn.scores import Additive, Bilinear, InnerScore, ScaledDot, Score, ScoreConfig
@@ -67,15 +63,14 @@ REAL = torch.ones(2, LENGTH, dtype=torch.bool)
 REAL[0, 8:], REAL[1, 3:6] = False, False
 DOCUMENTS = SameDocument(torch.tensor([[0] * 5 + [1] * 6, [4] * 2 + [5] * 6 + [7] * 3]))
 # Some implementations treat these rules specially; the others are masks to all of them.
-MAIN_RULES = {"full": full, "causal": causal, "documents": both(causal, DOCUMENTS)}
+MAIN_RULES = {"full": full, "causal": causal, "documents": Both(causal, DOCUMENTS)}
 MASKS: dict[str, Rule] = {
     **MAIN_RULES,
     "same-document": DOCUMENTS,
-    "window": window(2),
-    "prefix": prefix(4),
+    "window": Window(2),
     "globals": Globals(2),
     "same-block": SameBlock(3),
-    "either": either(window(1), either(DOCUMENTS, prefix(2))),
+    "either": Either(Window(1), Either(DOCUMENTS, Globals(2))),
 }
 
 
@@ -125,24 +120,24 @@ IMPLEMENTATIONS: dict[str, tuple[Any, Reference]] = {
     "dense": (Dense(), unchanged),
     "fused": (Fused(), unchanged),
     "tiled": (Tiled(block=4), unchanged),
-    "packed": (Packed(), unchanged),
-    "flex": (Flex(), unchanged),
     "local": (Local(size=4), with_pattern),
     "longformer": (Longformer(window=3), with_pattern),
     "longformer-globals": (Longformer(window=2, globals=3), with_pattern),
-    "linformer": (Linformer(rank=LENGTH, share="heads"), with_zeros),
+    "linformer": (Linformer(rank=LENGTH), with_zeros),
     "memory-compressed": (MemoryCompressed(stride=1, layers="M"), unchanged),
-    "performer": (Performer(features=8, chunk=4), with_kernel),
+    "performer": (Performer(features=8), with_kernel),
 }
 EXACT = [name for name, (settings, _) in IMPLEMENTATIONS.items() if settings.exact]
 LIMITED = {"linformer": ("full",), "memory-compressed": ("full", "causal")}
-LIMITED["performer"] = LIMITED["memory-compressed"]  # the mask rules that they have
+for approximation in ("performer", "local", "longformer", "longformer-globals"):
+    LIMITED[approximation] = LIMITED["memory-compressed"]  # the mask rules that they have
 implementations = pytest.mark.parametrize("name", IMPLEMENTATIONS)
 
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "MIN_BLOCK", 4)
+    monkeypatch.setattr(performer, "CHUNK", 4)
 
 
 def build(
@@ -287,7 +282,8 @@ def test_nothing_is_missing() -> None:
     assert {type(settings) for settings, _ in IMPLEMENTATIONS.values()} == set(
         get_args(AttentionFunctionConfig)
     )
-    rules = {kind for kind in Rule.__subclasses__() if kind.__module__ == Rule.__module__}
+    classes = {kind for kind in vars(masks).values() if isinstance(kind, type)}
+    rules = {kind for kind in classes if issubclass(kind, Rule)} - {Rule, masks._Pair}
     assert {type(rule) for rule in MASKS.values()} | {type(rule) for rule, _ in RULES.values()} == (
         rules
     )
@@ -357,7 +353,7 @@ def test_blind_queries_give_zeros(name: str) -> None:
 @implementations
 def test_dropout_drops_or_scales_each_weight(name: str) -> None:
     """Each weight is dropped or divided by 1 − p, by the seed only."""
-    if name in ("flex", "performer"):
+    if name == "performer":
         with pytest.raises(UserError, match="attention_dropout=0"):
             IMPLEMENTATIONS[name][0].build(replace(SIZES, dropout=0.1))
         return
@@ -365,10 +361,7 @@ def test_dropout_drops_or_scales_each_weight(name: str) -> None:
     rule = full if name == "linformer" else causal
     q, k = normal(40, 2, LENGTH, LENGTH), normal(40, 1, LENGTH, LENGTH)
     v = torch.eye(LENGTH, dtype=torch.float64).expand(40, 1, -1, -1)
-    real = torch.ones(40, LENGTH, dtype=torch.bool) if name == "packed" else None
-    inputs = AttentionInputs(
-        q, k, v, make_mask(rule, LENGTH, padding_mask=real), InnerScore(0.1), Position(), 0.25
-    )
+    inputs = AttentionInputs(q, k, v, make_mask(rule, LENGTH), InnerScore(0.1), Position(), 0.25)
 
     def drawn(seed: int) -> Tensor:
         torch.manual_seed(seed)
@@ -575,7 +568,7 @@ def test_parts_with_weights_must_be_built(part: dict[str, Any]) -> None:
         attend(q, k, v, **part)
 
 
-@pytest.mark.parametrize("rule", [full, causal], ids=lambda rule: rule.kind)
+@pytest.mark.parametrize("rule", [full, causal], ids=str)
 def test_half_precision_on_a_cpu(rule: Rule) -> None:
     """If gradients are needed `fused` computes in float32, with and without autocast."""
     exact = [torch.randn(2, 4, 7, 16, dtype=torch.bfloat16) for _ in range(3)]
@@ -590,27 +583,6 @@ def test_half_precision_on_a_cpu(rule: Rule) -> None:
         results.append([out.detach(), *grads])
     for result, expected in zip(*results, strict=True):
         assert (result.double() - expected).abs().max() < 2**-7 * expected.abs().max()
-
-
-# ---------------------------------------------------------------------------------------------
-# FlexAttention's functions of indices (its kernel needs a GPU: tests/test_gpu.py)
-
-
-@pytest.mark.compile  # FlexAttention traces the rules, which the hook that checks shapes prevents
-@pytest.mark.parametrize(
-    ("rule", "position"),
-    [*((rule, "none") for rule in RULES), ("full", "t5"), ("causal", "alibi"), ("either", "t5")],
-)
-@torch.no_grad()
-def test_flex_equals_dense(rule: str, position: str) -> None:
-    _, module = parts("scaled-dot", position, 4, rule == "causal")
-    q, k, v = normal(2, 2, 6, 4).float(), normal(2, 1, 6, 4).float(), normal(2, 1, 6, 4).float()
-    module.float()
-    for real in (None, torch.arange(6) < torch.tensor([[6], [4]])):
-        mask = make_mask(RULES[rule][0], 6, padding_mask=real)
-        result = flex(AttentionInputs(q, k, v, mask, InnerScore(1.0), module))
-        expected = attend(q, k, v, rule=mask.rule, real=real, position=module, score="dot")
-        close(result, expected, atol=2e-6)
 
 
 @pytest.mark.parametrize("position", POSITIONS)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.models.gpt import GptConfig
-from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.models.seq2seq import Seq2SeqConfig, StackOverrides
 from manyheads.nn.attention import Dense
 from manyheads.nn.block import initialise
 from manyheads.nn.experts import Experts
@@ -207,3 +207,10 @@ def test_a_matrix_without_a_rule_is_an_error() -> None:
         initialise(model, "xavier", 3)
     covered = GptConfig(**SIZES, position=Shaw(), score=Bilinear(), attention=Dense())
     assert covered.build()
+
+
+def test_gpt2_factor_of_an_encoder_decoder_counts_both_stacks() -> None:
+    side = StackOverrides(layers=9)
+    model = Seq2SeqConfig(**SIZES, init="normal-scaled", encoder=side).build()
+    for block in (model.encoder.blocks[8], model.decoder.blocks[2]):
+        assert has_std(block.attention.output.weight, 0.02 / math.sqrt(2 * 12))  # type: ignore[union-attr]

@@ -3,6 +3,7 @@
 tests/nn/test_attention.py compares it with `Dense` for every score, position and mask rule.
 """
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,9 +17,6 @@ from manyheads.nn.local import MIN_BLOCK, Local, LocalAttention, Longformer
 from manyheads.nn.masks import (
     AttentionMask,
     Both,
-    Rule,
-    SameDocument,
-    both,
     causal,
     full,
     make_mask,
@@ -55,15 +53,8 @@ def gradients(function: Any, tensors: list[Tensor], mask: AttentionMask, positio
 def test_blocks_may_end_anywhere(function: LocalAttention, length: int) -> None:
     """Blocks and windows of their real size, in rows of any length, padded anywhere."""
     tensors, index = [normal(3, 2, length, 4) for _ in range(3)], torch.arange(length)
-    documents = SameDocument(index // torch.tensor([[7], [length], [13]]))
     real = torch.stack([index < 35, index >= 38, (index <= 10) | (index >= 60)])
-    rules: list[Rule] = [
-        full,
-        causal,
-        both(causal, documents),
-        SameDocument(documents.documents[:1]),
-    ]
-    for rule, padding_mask in [*((rule, None) for rule in rules), (full, real), (causal, real)]:
+    for rule, padding_mask in product((full, causal), (None, real)):
         mask = make_mask(rule, length, padding_mask=padding_mask)
         near = AttentionMask(
             Both(rule, function.pattern), mask.query_positions, mask.key_positions, padding_mask
@@ -110,21 +101,9 @@ def test_nothing_is_as_large_as_the_square(function: LocalAttention, position: s
     length, heads = 2048, 2
     sizes = PositionSizes(dim=8, heads=2, head_dim=4, max_length=length, causal=False)
     module = POSITIONS[position][0].build(sizes)
-    documents = SameDocument(torch.arange(length)[None] // 100)
     tensors = [torch.randn(1, heads, length, 4) for _ in range(3)]
-    for rule in (full, both(causal, documents)):
+    for rule in (full, causal):
         mask = make_mask(rule, length, padding_mask=torch.arange(length)[None] < length - 5)
         with Largest() as largest:
             gradients(function, tensors, mask, module)
         assert 0 < largest.elements <= heads * length * (MIN_BLOCK + 2 * 16 + 4)
-
-
-@BOTH
-@torch.no_grad()
-def test_a_step_takes_few_keys(function: LocalAttention) -> None:
-    length = 4096
-    q, (k, v) = torch.randn(1, 2, 1, 8), torch.randn(2, 1, 2, length, 8)
-    mask = make_mask(causal, 1, start=length - 1)
-    with Largest() as largest:
-        function(AttentionInputs(q, k, v, mask, SCORE, Position()))
-    assert length <= largest.elements <= 2 * length < k.numel()

@@ -28,7 +28,6 @@ from manyheads.nn.masks import AttentionMask, Rule, causal, full, make_mask
 from manyheads.nn.positions import (
     AlibiPosition,
     BucketPosition,
-    DistanceVectors,
     Learned,
     LearnedPosition,
     Position,
@@ -129,8 +128,8 @@ def test_hooks_are_found_by_inheritance() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        *[("relative", "max_distance", 0), ("relative", "period", 1), ("relative", "first", -1)],
-        *[("shaw", "max_distance", 0), ("rotary", "base", 0), ("learned", "offset", -1)],
+        *[("relative", "max_distance", 0), ("shaw", "max_distance", 0)],
+        *[("rotary", "base", 0), ("learned", "offset", -1)],
     ],
 )
 def test_ranges_of_settings(wrong: tuple[str, str, Any]) -> None:
@@ -328,7 +327,7 @@ def test_shaw_clips() -> None:
 
 
 @pytest.mark.parametrize("max_distance", [1, 4, 30])
-@pytest.mark.parametrize("rule", [causal, full], ids=lambda rule: rule.kind)
+@pytest.mark.parametrize("rule", [causal, full], ids=str)
 def test_shaw_by_skewing_is_shaw_by_gathering(max_distance: int, rule: Rule) -> None:
     """In lengths below and above the clipping: values and gradients of all that is allowed."""
     shaw = ShawPosition(max_distance, 4).double()
@@ -371,49 +370,32 @@ def naive(position: RelativePosition, q: Tensor, far: int) -> Tensor:
     """A vector for each pair of positions, n × n × c, and its product with the query."""
     positions = torch.arange(q.shape[2])
     distance = positions[None, :] - positions[:, None]
-    table = position.distances.table.expand(q.shape[1], -1, -1)
-    vectors = table[:, distance.clamp(-far, far if position.both_ways else 0) + far]
-    scores = torch.einsum("bhtc,htsc->bhts", q, vectors) / math.sqrt(q.shape[3])
-    return scores if position.both_ways else scores.tril()
+    highest = position.distances.highest
+    vectors = position.distances.table[:, distance.clamp(-far, highest) + far]
+    return torch.einsum("bhtc,htsc->bhts", q, vectors) / math.sqrt(q.shape[3])
 
 
 @pytest.mark.parametrize("path", [skewed, gathered])
-@pytest.mark.parametrize("share", ["none", "heads"])
 @pytest.mark.parametrize("looks_back", [True, False])
 @pytest.mark.parametrize("max_distance", [None, 1, 4, 30])
 def test_relative_is_the_naive_form(
-    path: Callable[..., Tensor], share: str, looks_back: bool, max_distance: int | None
+    path: Callable[..., Tensor], looks_back: bool, max_distance: int | None
 ) -> None:
     """With and without clipping, in lengths below and above the table: values and gradients."""
-    position = build(7, looks_back=looks_back, share=share, max_distance=max_distance)
+    position = build(7, looks_back=looks_back, max_distance=max_distance)
     for length in (1, 2, 7, 10):
         q = normal(3, 2, length, 4).requires_grad_()
         expected = naive(position, q, max_distance or 6)
         tensors = [q, position.distances.table]
-        close_with_gradients(path(position, q), expected, tensors, torch.ones(1))
-
-
-@pytest.mark.parametrize("length", [1, 4, 6, 11])
-@pytest.mark.parametrize("looks_back", [True, False])
-@pytest.mark.parametrize("settings", [{"period": 4, "first": 1}, {"period": 3, "first": 5}])
-def test_skewed_is_gathered_with_voices(
-    settings: dict[str, int], looks_back: bool, length: int
-) -> None:
-    position, q = build(7, looks_back=looks_back, **settings), normal(2, 2, length, 4)
-    q.requires_grad_()
-    tensors = [q, *position.parameters()]
-    close_with_gradients(skewed(position, q), gathered(position, q), tensors, torch.ones(1))
-    bias = position.bias(q, make_mask(causal, length))
-    seen = torch.ones(length, length).tril()
-    close_with_gradients(bias, gathered(position, q), tensors, seen)
+        seen = torch.ones(length, length).tril() if looks_back else torch.ones(1)
+        close_with_gradients(path(position, q), expected, tensors, seen)
 
 
 @pytest.mark.parametrize("looks_back", [True, False])
-@pytest.mark.parametrize("settings", [{"max_distance": 3}, {"max_distance": 3, "period": 4}])
-def test_any_pairs_are_those_of_the_full_pass(looks_back: bool, settings: dict[str, int]) -> None:
+def test_any_pairs_are_those_of_the_full_pass(looks_back: bool) -> None:
     """A step, a chunk, a block, keys in another order, rows at other positions."""
-    position, q = build(looks_back=looks_back, **settings), normal(2, 2, 9, 4)
-    square = skewed(position, q)
+    position, q = build(looks_back=looks_back, max_distance=3), normal(2, 2, 9, 4)
+    square = gathered(position, q)
     for queries, keys in (([8], range(9)), (range(4, 9), range(9)), ([2, 7], [8, 0, 3, 3])):
         rows, columns = torch.tensor([*queries]), torch.tensor([*keys])
         bias = position.score(q[:, :, rows], rows[None], columns[None])
@@ -425,10 +407,9 @@ def test_any_pairs_are_those_of_the_full_pass(looks_back: bool, settings: dict[s
 
 def test_a_full_pass_gathers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does it wait for the device: it may be captured as a CUDA graph."""
-    monkeypatch.setattr(DistanceVectors, "gather", None)
+    monkeypatch.setattr(RelativePosition, "score", None)
     sizes: Any = {"vocab_size": 9, "dim": 8, "layers": 3, "heads": 2, "max_length": 6}
-    for position in (Relative(), Relative(period=4, first=1)):
-        GptConfig(**sizes, position=position).build()(torch.randint(9, (2, 6)))
+    GptConfig(**sizes, position=Relative()).build()(torch.randint(9, (2, 6)))
 
 
 def test_memory_of_2048_tokens() -> None:
@@ -436,8 +417,8 @@ def test_memory_of_2048_tokens() -> None:
     length, channels = 2048, 32
     q = torch.randn(1, 1, length, channels, requires_grad=True)
     sizes = PositionSizes(dim=channels, heads=1, head_dim=channels, max_length=length, causal=True)
-    back = RelativePosition(Relative(), sizes)
-    both = RelativePosition(Relative(), replace(sizes, causal=False))
+    back = RelativePosition(length - 1, sizes)
+    both = RelativePosition(length - 1, replace(sizes, causal=False))
 
     def peak(score: Callable[..., Tensor], *arguments: object) -> int:
         return peak_memory(lambda: score(*arguments).sum().backward(), q.device)
@@ -448,18 +429,19 @@ def test_memory_of_2048_tokens() -> None:
 
 
 def test_tables_have_a_vector_for_each_distance() -> None:
-    """(−n, 0] if causal, (−n, n) otherwise; in each head, or shared; and each can be trained."""
+    """(−n, 0] if causal, (−n, n) otherwise, in each head; and each can be trained."""
     assert build(7).distances.table.shape == (2, 7, 4)
     assert build(7, looks_back=False).distances.table.shape == (2, 13, 4)
-    assert build(7, share="heads").distances.table.shape == (1, 7, 4)
     assert build(7, max_distance=3).distances.table.shape == (2, 4, 4)
-    position = build(7, max_distance=5, period=4)
-    assert position.steps.table.shape == (2, 3, 4)  # five positions back are at most two steps
-    assert position.voices.table.shape == (2, 7, 4)
-    position, q = build(8, period=4, first=1), normal(1, 2, 8, 4)
-    bias = skewed(position, q)
-    assert not bias.triu(1).any()
-    (bias * normal(8, 8)).sum().backward()
-    for vectors in (position.distances, position.steps, position.voices):
-        assert vectors.table.grad is not None
-        assert (vectors.table.grad != 0).any(-1).all()
+    position, q = build(8), normal(1, 2, 8, 4)
+    (skewed(position, q).tril() * normal(8, 8)).sum().backward()
+    assert position.distances.table.grad is not None
+    assert (position.distances.table.grad != 0).any(-1).all()
+
+
+def test_removed_settings_are_read_if_they_change_nothing() -> None:
+    """Run folders of 0.1 name them with their defaults."""
+    table = {"kind": "relative", "share": "none", "first": 0}
+    assert parse(PositionConfig, table, "position") == Relative()
+    with pytest.raises(UserError, match=r"position\.share"):
+        parse(PositionConfig, {**table, "share": "heads"}, "position")

@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 
 from manyheads.nn.masks import (
+    Both,
+    Either,
     Globals,
     Rule,
     SameBlock,
     SameDocument,
-    both,
+    Window,
     causal,
-    either,
     full,
-    prefix,
-    window,
 )
 from manyheads.nn.positions import (
     Alibi,
@@ -91,16 +90,15 @@ DOCUMENTS = [[0, 0, 0, 1, 1, 2], [0, 0, 1, 1, 1, 1]]
 RULES: dict[str, tuple[Rule, Sees]] = {
     "full": (full, lambda row, i, j: True),
     "causal": (causal, lambda row, i, j: j <= i),
-    "window": (window(1), lambda row, i, j: i - 1 <= j <= i + 1),
-    "prefix": (prefix(3), lambda row, i, j: j < 3 if i < 3 else j <= i),
+    "window": (Window(1), lambda row, i, j: i - 1 <= j <= i + 1),
     "globals": (Globals(2), lambda row, i, j: i in (0, 1) or j in (0, 1)),
     "same-block": (SameBlock(2), lambda row, i, j: i in (j, j ^ 1)),
     "same-document": (
         SameDocument(torch.tensor(DOCUMENTS)),
         lambda row, i, j: DOCUMENTS[row][i] == DOCUMENTS[row][j],
     ),
-    "both": (both(causal, window(2)), lambda row, i, j: i - 2 <= j <= i),
-    "either": (either(window(1), Globals(1)), lambda row, i, j: abs(i - j) <= 1 or 0 in (i, j)),
+    "both": (Both(causal, Window(2)), lambda row, i, j: i - 2 <= j <= i),
+    "either": (Either(Window(1), Globals(1)), lambda row, i, j: abs(i - j) <= 1 or 0 in (i, j)),
 }
 
 
@@ -175,21 +173,11 @@ class AlibiPlace(Place):
 
 
 class RelativePlace(Place):
-    """Huang et al. 2018, clipped at three; from position 1 on, two voices take turns."""
+    """Huang et al. 2018, clipped at three."""
 
     def bias(self, head: int, q: Vector, i: int, j: int) -> float:
-        if not self.module.both_ways and j > i:
-            return 0.0
-        (step, voice), (other_step, other_voice) = divmod(i - 1, 2), divmod(j - 1, 2)
-        parts = [
-            (self.module.distances, max(-3, min(3, j - i)), -3),
-            (self.module.steps, max(-2, min(2, other_step - step)), -2),
-            (self.module.voices, other_voice - voice, -1),
-        ]
-        return sum(
-            inner(q, part.table.tolist()[head][number - lowest]) / math.sqrt(len(q))
-            for part, number, lowest in parts
-        )
+        vector = self.module.distances.table.tolist()[head][max(-3, min(3, j - i)) + 3]
+        return inner(q, vector) / math.sqrt(len(q))
 
 
 POSITIONS: dict[str, tuple[PositionConfig, type[Place]]] = {
@@ -201,7 +189,7 @@ POSITIONS: dict[str, tuple[PositionConfig, type[Place]]] = {
     "shaw": (Shaw(max_distance=2), ShawPlace),
     "t5": (Buckets(buckets=6, max_distance=5), BucketPlace),
     "alibi": (Alibi(), AlibiPlace),
-    "relative": (Relative(max_distance=3, period=2, first=1), RelativePlace),
+    "relative": (Relative(max_distance=3), RelativePlace),
 }
 
 
@@ -235,7 +223,7 @@ def refused(score: str, position: str, implementation: str) -> bool:
     absolute = position in ("none", "sinusoidal", "learned")
     if rotary and not dot:
         return True
-    if implementation in ("fused", "packed", "flex"):
+    if implementation == "fused":
         return score == "additive" or position == "shaw"
     if implementation in ("linformer", "memory-compressed"):
         return not absolute

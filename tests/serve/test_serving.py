@@ -20,7 +20,7 @@ from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
 from manyheads.serve.app import build_app, work_of
 from manyheads.serve.batching import Batcher, Bounds, Job, Work
-from manyheads.serve.translating import languages_of
+from manyheads.serve.translations import languages_of
 from manyheads.web.guard import AccessPolicy
 from manyheads.web.responses import Problem
 

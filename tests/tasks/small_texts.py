@@ -45,9 +45,6 @@ CASES = {
     ),
     "masked": Case("bert-mini", ("objective.pairs=none", WORDS)),
     "masked static": Case("bert-mini", ("objective.pairs=none", "objective.masking=static", WORDS)),
-    "masked words": Case(
-        "bert-mini", ("objective.pairs=none", "objective.unit=words", "tokens.vocab_size=540")
-    ),
     "masked pairs": Case("bert-mini", (WORDS,)),
     "masked pairs static": Case("bert-mini", ("objective.masking=static", WORDS)),
     "replaced": Case("electra-mini", (WORDS,)),

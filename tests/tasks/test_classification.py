@@ -1,7 +1,6 @@
-"""Labelled texts as batches: what is too long, and the note on labels."""
+"""Labelled texts as batches: rows that are too long, and the loss."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -9,12 +8,12 @@ import torch
 from manyheads.data.labelled import Labelled
 from manyheads.errors import DataError
 from manyheads.models.heads import Classify
-from manyheads.tasks.classification import EncodedLabels, label_counts, label_loss
+from manyheads.tasks.classification import EncodedLabels, label_loss
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Words
 
 TEXTS = ["one two", "one two three four five", "two"]
-PART = Labelled(texts=[*TEXTS], labels=["a", "b", "a"], numbers=[], lines=[2, 3, 4], name="t.tsv")
+PART = Labelled(texts=[*TEXTS], labels=["a", "b", "a"], lines=[2, 3, 4], name="t.tsv")
 MODEL = SimpleNamespace(max_length=5, head=Classify(labels=("a", "b")))
 
 
@@ -35,15 +34,8 @@ def test_a_long_text_is_truncated_left_out_or_refused(tokenizer: Tokenizer) -> N
     skipped = EncodedLabels(PART, tokenizer, MODEL, "skip")
     assert (skipped.tokens.lengths.tolist(), skipped.labels.tolist()) == ([4, 3], [0, 0])
     assert (skipped.lines, len(skipped.notes)) == ([2, 4], 1)
-    with pytest.raises(DataError, match=r"t.tsv:3: 7 tokens .*max_length=5"):
+    with pytest.raises(DataError, match=r"t.tsv: line 3 has 7 tokens.*max_length=5"):
         EncodedLabels(PART, tokenizer, MODEL, "refuse")
-
-
-def test_a_note_counts_the_labels() -> None:
-    assert label_counts(PART) == ["2 labels: a 2, b 1"]
-    many: Any = {"texts": ["x"] * 12, "labels": [*"abcdefghijkl"], "lines": [*range(12)]}
-    [note] = label_counts(Labelled(**many, numbers=[], name="t"))
-    assert note.endswith("h 1 and 4 more")
 
 
 def test_the_loss_is_its_formula() -> None:

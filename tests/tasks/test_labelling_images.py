@@ -215,30 +215,6 @@ def test_unseen_edges_are_reported(
         assert bool(stderr) == bool(message)
 
 
-def test_onnx_graphs_label_and_score_as_the_run_does(trained: Path, tmp_path: Path) -> None:
-    image = pytest.importorskip("PIL.Image")
-    pytest.importorskip("onnxruntime")
-    graphs, file = tmp_path / "graphs", tmp_path / "one.png"
-    result("export", trained, "--to", "onnx", "--out", graphs)
-    random = np.random.default_rng(3)
-    image.fromarray(random.integers(0, 256, (9, 11, 3), dtype=np.uint8)).save(file)
-    for words in (("classify", "--json", file), ("evaluate", "--split", "valid", "--json")):
-        command, *rest = words
-        ours, theirs = (
-            json.loads(result(command, run, *rest, "--device", "cpu")) for run in (trained, graphs)
-        )
-        for key in {"label", "confusion"} & ours.keys():
-            assert theirs[key] == ours[key]
-        for key in {"scores", "loss"} & ours.keys():
-            assert theirs[key] == pytest.approx(ours[key], abs=1e-5)
-    # Settings of another model next to the graphs are refused.
-    settings = graphs / "run.toml"
-    lines = settings.read_text(encoding="utf-8").splitlines()
-    text = "\n".join(line for line in lines if "# check sum" not in line)
-    settings.write_text(text.replace("image_size = 8", "image_size = 12"), encoding="utf-8")
-    assert "[1, 12, 12]" in mistake("classify", graphs, file, code=3)
-
-
 def test_compare_shows_top5() -> None:
     table = table_of([{"settings": "a", "parameters": 5, "accuracy": 0.25, "top5": 0.75}], "test")
     cells = {column.header: [*column.cells] for column in table.columns}

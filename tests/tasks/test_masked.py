@@ -16,8 +16,14 @@ from manyheads.models.bert import Bert, BertConfig, NextSentence
 from manyheads.models.electra import Electra
 from manyheads.models.heads import Detect, Masked, Pooler
 from manyheads.nn.layers import EmbeddingConfig
-from manyheads.tasks import masked
-from manyheads.tasks.masked import MaskedTask, masked_loss, masked_pass, replaced_pass
+from manyheads.tasks.pretraining import (
+    MaskedTask,
+    MaskedWindows,
+    PassResult,
+    masked_loss,
+    masked_pass,
+    replaced_pass,
+)
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tied": {},
@@ -163,14 +169,14 @@ def test_validation_counts_all_rows_and_does_not_depend_on_the_seed(
     texts = write_texts(tmp_path / "texts", 120)
     actual = trainer(name, texts, tmp_path / "run", "data.held_out=0.5")
     assert isinstance(actual.task, MaskedTask)
-    passes: list[tuple[MaskedBatch, masked.PassResult]] = []
-    forward_pass = masked.forward_pass
+    passes: list[tuple[MaskedBatch, PassResult]] = []
+    forward = MaskedWindows.forward
 
-    def record(model: nn.Module, batch: MaskedBatch, *rest: Any) -> masked.PassResult:
-        passes.append((batch, forward_pass(model, batch, *rest)))
+    def record(self: MaskedWindows, model: nn.Module, batch: MaskedBatch) -> PassResult:
+        passes.append((batch, forward(self, model, batch)))
         return passes[-1][1]
 
-    monkeypatch.setattr(masked, "forward_pass", record)
+    monkeypatch.setattr(MaskedWindows, "forward", record)
     torch.manual_seed(1)
     first = actual.task.validate(actual.model)
     assert len(passes) > 1
@@ -181,3 +187,39 @@ def test_validation_counts_all_rows_and_does_not_depend_on_the_seed(
     assert first[f"{term}_accuracy"] == correct / count
     torch.manual_seed(2)
     assert actual.task.validate(actual.model) == first
+
+
+@pytest.mark.parametrize("name", ["masked static", "masked pairs static"])
+def test_static_rows_differ_and_repeat_every_epoch(name: str, tmp_path: Path) -> None:
+    texts = write_texts(tmp_path / "texts")
+
+    def task_of(rows: int) -> Any:
+        folder = tmp_path / str(rows)
+        return trainer(name, texts, folder, f"train.batch_rows={rows}").task
+
+    def rows_of(task: Any, steps: range) -> set[tuple[int, ...]]:
+        """Inputs, masked positions and labels of each row."""
+        rows = set()
+        for step in steps:
+            [batch] = task.batches(step)
+            labels = torch.zeros_like(batch.tokens).flatten()
+            labels = labels.scatter(0, batch.positions, batch.labels + 1).view_as(batch.tokens)
+            lengths = [batch.tokens.shape[1]] * len(labels)
+            if batch.real is not None:
+                lengths = batch.real.sum(1).tolist()
+            for row, length in enumerate(lengths):
+                rows.add((*batch.tokens[row, :length].tolist(), *labels[row, :length].tolist()))
+        return rows
+
+    single, several = task_of(1), task_of(3)
+    count = single.per_epoch
+    epoch = rows_of(single, range(count))
+    assert rows_of(single, range(count, 2 * count)) == epoch
+    assert rows_of(several, range(-(-count // 3))) == epoch  # padded to one width
+    assert len(epoch) > 0.9 * count
+
+
+def test_dynamic_masking_differs_in_every_step(tmp_path: Path) -> None:
+    task = trainer("masked", write_texts(tmp_path / "texts"), tmp_path / "run").task
+    positions = [tuple(task.batches(step)[0].positions.tolist()) for step in range(5)]
+    assert len(set(positions)) == 5

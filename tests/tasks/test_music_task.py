@@ -21,7 +21,7 @@ from tests.view.test_figures import png
 
 import manyheads.loading
 from manyheads.data.events import VOICES, ChoraleGrid, encode_events
-from manyheads.data.midi import read_midi, write_midi
+from manyheads.data.midi import Performance, parse_performance, write_midi
 from manyheads.data.music import MusicData
 from manyheads.decode.compose import compose, prompt_of
 from manyheads.decode.sample import Sample
@@ -40,6 +40,10 @@ CASES = {
     "midi": ("midi", "data.transpose=3"),
     "jsb": ("jsb-chorales", "data.file=chorales.json", "data.transpose=3"),
 }
+
+
+def read_midi(path: Path) -> Performance:
+    return parse_performance(path.read_bytes(), str(path))
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +257,7 @@ def test_too_little_music_asks_for_music(folders: dict[str, Path], tmp_path: Pat
     """One stretch is enough, a token less is not."""
     full = trainer("jsb", folders, tmp_path / "1", "model.max_length=208")
     assert len(full.task.text.flat) - 1 == 208  # type: ignore[attr-defined]
-    with pytest.raises(UserError, match=r"208 tokens are too few .*: give more or longer pieces"):
+    with pytest.raises(UserError, match="208 tokens are too few"):
         trainer("jsb", folders, tmp_path / "2", "model.max_length=209")
 
 

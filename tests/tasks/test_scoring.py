@@ -29,7 +29,7 @@ KEYS = {
     "a number": {"pearson", "spearman"},
     "pictures": {"loss", "accuracy"},
 }
-VARIANTS = {"masked static", "masked words", "masked pairs static", "replaced"}
+VARIANTS = {"masked static", "masked pairs static", "replaced"}
 SHORT = ("train.steps=4", "train.save_every=4", "train.validate_every=2", "train.checkpoint=last")
 
 

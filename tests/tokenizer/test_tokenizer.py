@@ -1,9 +1,7 @@
 """Tokenizers: exact round trips, words, special tokens, and traces that end in the encoding."""
 
 import os
-import re
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from manyheads.errors import DataError, UserError
-from manyheads.tokenizer.tokenizer import SPECIALS, SPLIT, Tokenizer
+from manyheads.tokenizer.tokenizer import SPECIALS, Tokenizer
 from manyheads.tokenizer.train import Bpe, Characters, Tokens, WordPiece, Words
 
 LINES = [
@@ -203,40 +201,6 @@ def test_special_tokens_of_imported_files(tmp_path: Path) -> None:
     assert loaded.encode("dog dog dog") == [5, 5, 5]
     with pytest.raises(UserError, match=r"no end token .*</s>"):
         _ = loaded.end
-
-
-@pytest.mark.parametrize("name", ALL)
-@settings(deadline=None)
-@given(text=texts)
-def test_words_of_a_text(name: str, text: str) -> None:
-    """They are what is split off before subwords, and together the text."""
-    tokenizer = {**TRAINED, "words": KNOWN}[name]
-    [(ids, begins)] = tokenizer.encode_words([text])
-    assert ids == tokenizer.encode(text)
-    assert len(begins) == len(ids)
-    assert begins[:1] in ([True], [])
-    starts = [index for index, begin in enumerate(begins) if begin]
-    words = [ids[a:b] for a, b in pairwise([*starts, len(ids)])]
-    if name == "words":
-        assert [len(word) for word in words] == [1] * len(text.split())
-        return
-    split = [word for word, _ in SPLIT.pre_tokenize_str(text)]
-    if name == "wordpiece":  # in which a "#" is a word of its own
-        split = [part for word in split for part in re.findall("#|[^#]+", word)]
-    assert [tokenizer.decode(word) for word in words] == split
-
-
-def test_words_of_many_texts_and_of_foreign_tokenizers() -> None:
-    tokenizer = TRAINED["bpe"]
-    [one] = tokenizer.encode_words(["Der Hund"])
-    assert tokenizer.encode_words(["Der Hund", "", "Der Hund"]) == [one, ([], []), one]
-    vocabulary = {"[UNK]": 0, "play": 1, "##ing": 2, "s": 3}
-    foreign = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    foreign.pre_tokenizer = pre_tokenizers.Whitespace()
-    words = Tokenizer(foreign).encode_words(["playing s"])
-    assert words == [([1, 2, 3], [True, False, True])]
-    with pytest.raises(UserError, match="Unicode"):
-        TRAINED["characters"].encode_words(["a\ud800"])
 
 
 @pytest.mark.parametrize("name", ALL)

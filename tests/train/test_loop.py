@@ -371,30 +371,6 @@ def test_averaging_gives_the_mean_of_the_last_saves(count: int, tmp_path: Path) 
     assert len(list((tmp_path / "state").glob("weights-*"))) == len(last)
 
 
-def test_averaging_takes_drawn_features_from_the_newest_save(recipe: Path, tmp_path: Path) -> None:
-    """The mean of features that were drawn apart is distributed as none of them."""
-    trainer(
-        recipe,
-        tmp_path / "run",
-        *("model.attention=performer", "model.attention.features=4", "model.attention.redraw=3"),
-        *("train.steps=8", "train.save_every=4", "train.validate_every=8"),
-        "train.average_checkpoints=2",
-    ).run()
-    weights, about = read_tensors(tmp_path / "run" / "model.safetensors")
-    assert about["averaged_steps"] == [4, 8]
-    older, newer = (
-        read_tensors(tmp_path / "run" / "state" / f"weights-{step:08d}.safetensors")[0]
-        for step in (4, 8)
-    )
-    drawn = {name for name in weights if name.endswith((".core.projection", ".core.calls"))}
-    assert len(drawn) == 4  # of the encoder and of the decoder
-    for name, tensor in weights.items():
-        assert not torch.equal(older[name], newer[name])
-        mean = (older[name].double() + newer[name].double()) / 2
-        expected = newer[name] if name in drawn else mean.to(tensor.dtype)
-        assert torch.equal(tensor, expected), name
-
-
 # --- it never saves what is broken ---
 
 

@@ -211,3 +211,14 @@ def test_rdrop_needs_dropout_and_a_translator(recipe: Path, tmp_path: Path) -> N
     with pytest.raises(UserError, match=r"train\.rdrop_alpha"):
         trainer(Path("language"), tmp_path / "run", "data.folder=texts", "train.rdrop_alpha=1")
     assert not (tmp_path / "run").exists()
+
+
+def test_ignored_labels_are_not_counted() -> None:
+    """With or without a loss mask: the count is that of the scored positions."""
+    torch.manual_seed(1)
+    hidden, matrix = torch.randn(6, 4), torch.randn(5, 4)
+    labels = torch.tensor([0, IGNORE_INDEX, 3, 4, IGNORE_INDEX, 2])
+    loss = cross_entropy(hidden, matrix, labels)
+    masked = cross_entropy(hidden, matrix, labels, loss_mask=labels != IGNORE_INDEX)
+    assert loss.count == masked.count == 4
+    torch.testing.assert_close(loss.nll, masked.nll)

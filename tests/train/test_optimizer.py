@@ -92,10 +92,11 @@ def train_some(model: nn.Module, optimizer: torch.optim.Optimizer, train: Train)
         optimizer.step()
 
 
-def test_without_decay_it_is_the_papers_adam() -> None:
-    train = Train(warmup_steps=10)
+@pytest.mark.parametrize(("beta1", "beta2", "eps"), [(0.9, 0.98, 1e-9), (0.5, 0.9, 0.1)])
+def test_without_decay_it_is_the_papers_adam(beta1: float, beta2: float, eps: float) -> None:
+    train = Train(warmup_steps=10, beta1=beta1, beta2=beta2, eps=eps)
     ours, theirs = small(), small()
-    adam = torch.optim.Adam(theirs.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-9)
+    adam = torch.optim.Adam(theirs.parameters(), lr=0.0, betas=(beta1, beta2), eps=eps)
     train_some(ours, build_optimizer(ours, train), train)
     train_some(theirs, adam, train)
     start = small().state_dict()

@@ -15,7 +15,7 @@ from manyheads.errors import DataError
 from manyheads.recipes import read_recipe
 from manyheads.run import make_trainer
 from manyheads.train import checkpoint
-from manyheads.train.checkpoint import AsyncCheckpointer, Progress, read_tensors
+from manyheads.train.checkpoint import Checkpointer, Progress, read_tensors
 from manyheads.train.loop import Stopped
 from manyheads.train.step import ONE_PROCESS
 
@@ -39,14 +39,16 @@ def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 @pytest.fixture
-def saver(tmp_path: Path) -> AsyncCheckpointer:
+def saver(tmp_path: Path) -> Checkpointer:
     model = nn.Linear(1, 3, bias=False)
     nn.init.ones_(model.weight)
-    return AsyncCheckpointer(tmp_path, model, torch.optim.Adam([model.weight]), model, ONE_PROCESS)
+    saver = Checkpointer(tmp_path, model, torch.optim.Adam([model.weight]), model, ONE_PROCESS)
+    saver.is_asynchronous = True
+    return saver
 
 
 def test_a_save_holds_the_state_at_the_time_of_the_call(
-    tmp_path: Path, saver: AsyncCheckpointer, held: threading.Event
+    tmp_path: Path, saver: Checkpointer, held: threading.Event
 ) -> None:
     progress = Progress(step=4, snapshots=[4])
     saver.save(progress, snapshot=True)
@@ -64,7 +66,7 @@ def test_a_save_holds_the_state_at_the_time_of_the_call(
 
 
 def test_saves_are_written_in_order(
-    tmp_path: Path, saver: AsyncCheckpointer, held: threading.Event
+    tmp_path: Path, saver: Checkpointer, held: threading.Event
 ) -> None:
     saver.save(Progress(step=1))
     later = threading.Thread(target=lambda: saver.save(Progress(step=2)))
@@ -78,7 +80,7 @@ def test_saves_are_written_in_order(
 
 
 def test_a_failed_write_is_raised_at_the_next_save(
-    saver: AsyncCheckpointer, monkeypatch: pytest.MonkeyPatch
+    saver: Checkpointer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*arguments: Any) -> None:
         raise OSError("No space left on device")
@@ -96,13 +98,13 @@ def test_a_run_with_asynchronous_checkpoints_ends_with_the_same_bits(tmp_path: P
     whole, out = tmp_path / "whole", tmp_path / "asynchronous"
     make_trainer(run, whole, torch.device("cpu")).run()
     trainer = make_trainer(run, out, torch.device("cpu"))
-    trainer.checkpointer.__class__ = AsyncCheckpointer
+    trainer.checkpointer.is_asynchronous = True
     hurt(trainer, 3, lambda: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(Stopped):
         trainer.run()
-    assert trainer.checkpointer.pending is None  # type: ignore[attr-defined]
+    assert trainer.checkpointer.pending is None
     assert read_tensors(out / checkpoint.LAST)[1]["step"] == 4
     trainer = make_trainer(run, out, torch.device("cpu"))
-    trainer.checkpointer.__class__ = AsyncCheckpointer
+    trainer.checkpointer.is_asynchronous = True
     trainer.run()
     assert_same_bits(whole, out)

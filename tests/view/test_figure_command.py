@@ -105,7 +105,7 @@ def test_gold_is_framed_where_it_is_known(folder: Path, drawn: dict[str, tuple[A
     assert "gold" in title
     figure(folder / "translator", "alignment", text="A text of my own.")
     assert "gold" not in drawn["heat_map"][3]
-    assert "marks" not in drawn["heat_map"][-1]
+    assert not drawn["heat_map"][-1]["marks"]
 
 
 def test_curves_are_those_of_metrics_jsonl(

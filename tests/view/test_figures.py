@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from manyheads.errors import UserError
-from manyheads.view.figures import confusion, curves, heat_map, piano_roll
+from manyheads.view.figures import confusion, curves, growth, heat_map, piano_roll
 
 WORDS = ["The", "old", "dog", "sleeps", "."]
 Notes = list[tuple[float, float, int, float]]
@@ -117,13 +117,20 @@ def test_a_long_prime_is_shown_from_its_last_seconds_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_svg_text")
-def test_a_class_without_images_has_no_shares(tmp_path: Path) -> None:
-    path = tmp_path / "confusion.svg"
-    for counts, accuracy, empty in (
-        ([[3, 1], [2, 4]], "accuracy 70.00 % of 10", 0),
-        ([[3, 1], [0, 0]], "accuracy 75.00 % of 4", 1),
+def test_a_confusion_matrix_has_its_accuracy(tmp_path: Path) -> None:
+    """A class without images changes nothing."""
+    for counts, accuracy in (
+        ([[3, 1], [2, 4]], "70.00 % of 10"),
+        ([[3, 1], [0, 0]], "75.00 % of 4"),
     ):
-        confusion(counts, ["cat", "dog"], "run, test", path)
-        text = path.read_text("utf-8")
-        assert accuracy in text
-        assert text.count("no picture") == empty
+        confusion(counts, ["cat", "dog"], "run, test", tmp_path / "confusion.svg")
+        assert f"accuracy {accuracy}" in (tmp_path / "confusion.svg").read_text("utf-8")
+
+
+@pytest.mark.usefixtures("_svg_text")
+def test_logarithmic_axes_are_labelled(tmp_path: Path) -> None:
+    """Also within a decade; each line is in the legend."""
+    growth({"ms": {"dense": [(16, 1.1), (64, 1.9)]}}, "length", tmp_path / "growth.svg")
+    text = (tmp_path / "growth.svg").read_text("utf-8")
+    assert all(f">{word}<" in text for word in ("dense", "ms", "length"))
+    assert text.count(">1.") + text.count(">2<") + text.count(">1<") > 0

@@ -111,7 +111,7 @@ def test_runs_of_music_are_named_and_begin_with_music(client: TestClient) -> Non
         ({"run": "writer"}, 400, "music"),
         ({"run": "piano", "upload": "?"}, 400, "base64"),
         ({"run": "piano", "upload": base64.b64encode(b"MThd").decode()}, 422, "MIDI"),
-        ({"run": "piano", "upload": ""}, 422, "empty"),
+        ({"run": "piano", "upload": ""}, 422, "MIDI"),
         ({"run": "piano", "events": 5000}, 400, "events"),
     ],
 )

@@ -26,7 +26,7 @@ if CHROMIUM is None:
 
 expect = playwright_api.expect
 PAGES = ("/", "/train", "/flow", "/attention", "/translate", "/decode", "/tokens")
-PAGES += ("/positions", "/lens", "/fill", "/image", "/music")
+PAGES += ("/positions", "/lens", "/fill", "/image", "/music", "/watch", "/tour")
 TRANSLATOR = f"/attention?run=translator&text={quote(SENTENCE)}"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 PIXELS = """canvas => {

@@ -160,7 +160,7 @@ def test_every_scheme_is_told_in_words(client: TestClient) -> None:
 
 
 def test_the_formula_is_that_of_the_part(client: TestClient) -> None:
-    """By its own layout, base, score and period, not by those that a scheme usually has."""
+    """By its own layout, base and score, not by those that a scheme usually has."""
     sizes = PositionSizes(dim=8, heads=2, head_dim=4, max_length=16, causal=True)
     reported = {
         "interleaved": formulas.position(Sinusoidal(base=77.0).build(sizes)),
@@ -177,10 +177,6 @@ def test_the_formula_is_that_of_the_part(client: TestClient) -> None:
         ("offset", "P[pos + 2]"),
     ):
         assert words in reported[kind]
-    chorale = formulas.biased(Relative(period=4, first=1).build(sizes))
-    assert "e′_{⌊(j−1)/p⌋−⌊(i−1)/p⌋} + e″_{(j−1) mod p − (i−1) mod p}" in chorale
-    assert chorale.endswith("p = 4")
-    assert "e′" not in formulas.biased(Relative().build(sizes))
     bucketed = Buckets().build(sizes)
     assert formulas.position(bucketed) == "e_ij = q_i · k_j + b_h(bucket(j − i))"
     scaled = formulas.pair_score(ScaledDot().build(2, 4), 4)

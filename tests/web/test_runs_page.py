@@ -24,12 +24,12 @@ LAYERS, HEADS, TOKENS = 6, 8, 256
 MEGABYTES = 64
 WORDS = [f"w{number}" for number in range(50)]
 WAYS = {
-    "translator": "Train Flow Attention Translate Decode Tokens Positions Lens",
-    "writer": "Train Flow Attention Decode Tokens Positions Lens",
-    "reader": "Train Flow Attention Tokens Positions Fill",
-    "labels": "Train Flow Attention Tokens Positions",
-    "pictures": "Train Positions Image",
-    "piano": "Train Flow Attention Decode Tokens Positions Lens Music",
+    "translator": "Tour Watch Flow Attention Lens Positions Tokens Translate Decode Train",
+    "writer": "Flow Attention Lens Positions Tokens Decode Train",
+    "reader": "Flow Attention Positions Tokens Fill Train",
+    "labels": "Flow Attention Positions Tokens Train",
+    "pictures": "Positions Image Train",
+    "piano": "Flow Attention Lens Positions Tokens Decode Music Train",
 }
 
 

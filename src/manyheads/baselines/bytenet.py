@@ -19,16 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.baselines.baseline import BaselineSizes
+from manyheads.baselines.baseline import BaselineModel, BaselineSizes, text_lengths
 from manyheads.baselines.convolution import Convolution, check_kernel, zero_padding
-from manyheads.baselines.rnn import text_lengths
 from manyheads.config import Between, Count, Natural
 from manyheads.errors import UserError
-from manyheads.models.seq2seq import EncoderDecoderBase, EncoderOutput
-from manyheads.nn.block import initialise
-from manyheads.nn.layers import LMHead
+from manyheads.models.seq2seq import EncoderOutput
+from manyheads.nn.attention import StateCache
 from manyheads.nn.shapes import Hidden, PaddingMask
-from manyheads.nn.states import StateCache
 
 DILATIONS = (1, 2, 4, 8, 16)
 
@@ -97,26 +94,22 @@ class DilatedStack(nn.Module):
         return x
 
 
-class ByteNet(EncoderDecoderBase):
+class ByteNet(BaselineModel):
     """Dilated blocks over the unfolded source, and causal ones on top of their output."""
 
+    config: ByteNetConfig
+
     def __init__(self, config: ByteNetConfig) -> None:
-        super().__init__()
-        self.config: ByteNetConfig = config
+        super().__init__(config)
         dim = config.dim
-        self.scale = math.sqrt(dim)  # embeddings start as N(0, 1/d); the sum expects N(0, 1)
-        self.dropout = nn.Dropout(config.dropout)
-        self.tokens = nn.Embedding(config.vocabulary, dim)
         self.beyond = nn.Embedding(1, dim)  # fills an unfolded source after its text
         self.encoder = DilatedStack(config, causal=False)
-        if not config.shares_inputs:
-            self.target_tokens = nn.Embedding(config.vocabulary, dim)
+        self.build_target_table()
         self.enter = nn.Linear(2 * dim, dim)
         self.decoder = DilatedStack(config, causal=True)
         self.norm = nn.LayerNorm(dim)
         self.leave = nn.Linear(dim, dim)
-        self.head = LMHead(config.vocabulary, dim, tied=config.shares_inputs, bias="none")
-        initialise(self, "xavier", config.layers)
+        self.build_head()
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
         """The encoder's output at positions up to |t̂| of each source; zeros after that."""
@@ -130,28 +123,19 @@ class ByteNet(EncoderDecoderBase):
             # As in `unfolded`, in the same precision.
             real = positions < (ratio * ends.double() + extra).ceil()[:, None]
         text = (positions < ends[:, None])[..., None]
-        x = self.dropout(torch.where(text, x, self.beyond.weight) * self.scale)
+        x = self.dropout(torch.where(text, x, self.beyond.weight) * math.sqrt(self.config.dim))
         states = self.encoder(x, real)
         if real is not None:
             states = zero_padding(states, real)
         return EncoderOutput.of(states, real)
 
-    def decode(
-        self,
-        target: Tensor,
-        memory: EncoderOutput,
-        target_real: Tensor | None = None,
-        cache: StateCache | None = None,
+    def decoder_states(
+        self, target: Tensor, memory: EncoderOutput, cache: StateCache | None
     ) -> Hidden:
-        """Hidden states; with a cache, at the positions after the cached ones."""
-        if target_real is not None:
-            text_lengths(target_real)  # causal: padding after a text does not change it
         start, length = 0 if cache is None else cache.length, target.shape[1]
         encoded = memory.states[:, start : start + length]
         encoded = F.pad(encoded, (0, 0, 0, length - encoded.shape[1]))
         encoded = encoded.repeat_interleave(len(target) // len(encoded), 0)
-        x = self.dropout(self.target_table(target) * self.scale)
-        x = self.decoder(self.enter(torch.cat([x, encoded], dim=-1)), None, cache)
-        if cache is not None:
-            cache.advance(length)
-        return self.dropout(self.leave(F.relu(self.norm(x))))
+        x = torch.cat([self.embed(self.target_table, target), encoded], dim=-1)
+        x = self.decoder(self.enter(x), None, cache)
+        return self.leave(F.relu(self.norm(x)))

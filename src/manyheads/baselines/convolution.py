@@ -11,8 +11,8 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from manyheads.errors import UserError
+from manyheads.nn.attention import StateCache
 from manyheads.nn.shapes import Hidden, PaddingMask
-from manyheads.nn.states import StateCache
 
 
 def check_kernel(kernel: int) -> None:

@@ -15,28 +15,23 @@ the number of attention layers.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.baselines.baseline import BaselineSizes
+from manyheads.baselines.baseline import BaselineModel, BaselineSizes, text_lengths
 from manyheads.baselines.convolution import Convolution, check_kernel
-from manyheads.baselines.luong_attention import LuongAttention, check_exact_attention
-from manyheads.baselines.rnn import text_lengths
+from manyheads.baselines.luong_attention import LuongAttention
 from manyheads.config import Count
-from manyheads.models.seq2seq import EncoderDecoderBase, EncoderOutput
-from manyheads.nn.attend import AttentionFunctionConfig
-from manyheads.nn.attention import Dense
-from manyheads.nn.block import initialise
-from manyheads.nn.layers import LMHead
+from manyheads.models.seq2seq import EncoderOutput
+from manyheads.nn.attention import StateCache
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import LearnedPosition
 from manyheads.nn.scores import Dot
 from manyheads.nn.shapes import Hidden, PaddingMask
-from manyheads.nn.states import StateCache
 
 ROOT_HALF = math.sqrt(0.5)  # keeps the variance of a sum of two vectors
 
@@ -48,15 +43,11 @@ class ConvS2SConfig(BaselineSizes):
     ffn_dim: Annotated[Count | None, "Width of the convolutions; none: dim"] = None
     layers: Annotated[Count, "Layers of the encoder, and of the decoder"] = 4
     kernel: Annotated[Count, "Kernel size, an odd number"] = 3
-    attention: Annotated[AttentionFunctionConfig, "Attention implementation, an exact one"] = field(
-        default_factory=Dense
-    )
     kind: ClassVar[str] = "convs2s"
-    RENAMED: ClassVar[dict[str, str]] = {"hidden": "ffn_dim", "core": "attention"}
+    RENAMED: ClassVar[dict[str, str]] = {"hidden": "ffn_dim", **BaselineSizes.RENAMED}
 
     def __post_init__(self) -> None:
         check_kernel(self.kernel)
-        check_exact_attention(self.attention, "a convolution")
 
     @property
     def width(self) -> int:
@@ -76,11 +67,13 @@ class StepAttention(LuongAttention):
     """W_c c of one layer."""
 
     def __init__(self, config: ConvS2SConfig) -> None:
-        super().__init__(Dot(), config.attention, config.dim, config.max_length)
+        super().__init__(Dot(), config.dim)
         self.query = nn.Linear(config.width, config.dim)
         self.output = nn.Linear(config.dim, config.width)
 
-    def forward(self, v: Tensor, g: Tensor, memory: Tensor, mask: AttentionMask) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, v: Tensor, g: Tensor, memory: Tensor, mask: AttentionMask
+    ) -> Tensor:
         """`memory` is [z; e]."""
         z, e = memory.chunk(2, dim=-1)
         context = self.context(self.query(v) + g, z, z + e, mask)
@@ -132,22 +125,19 @@ class ConvDecoder(nn.Module):
         return self.leave(h)
 
 
-class ConvS2S(EncoderDecoderBase):
+class ConvS2S(BaselineModel):
     """A convolutional encoder, and a causal decoder with attention in every layer."""
 
+    config: ConvS2SConfig
+
     def __init__(self, config: ConvS2SConfig) -> None:
-        super().__init__()
-        self.config: ConvS2SConfig = config
-        self.dropout = nn.Dropout(config.dropout)
-        self.tokens = nn.Embedding(config.vocabulary, config.dim)
+        super().__init__(config)
         self.encoder_position = LearnedPosition(config.max_length, config.dim, 0)
         self.encoder = ConvEncoder(config)
-        if not config.shares_inputs:
-            self.target_tokens = nn.Embedding(config.vocabulary, config.dim)
+        self.build_target_table()
         self.decoder_position = LearnedPosition(config.max_length, config.dim, 0)
         self.decoder = ConvDecoder(config)
-        self.head = LMHead(config.vocabulary, config.dim, tied=config.shares_inputs, bias="none")
-        initialise(self, "xavier", config.layers)
+        self.build_head()
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
         """[z; e]."""
@@ -159,22 +149,12 @@ class ConvS2S(EncoderDecoderBase):
         e = self.dropout(self.encoder_position.embed(self.tokens(source), positions))
         return EncoderOutput.of(torch.cat([self.encoder(e, source_real), e], dim=-1), source_real)
 
-    def decode(
-        self,
-        target: Tensor,
-        memory: EncoderOutput,
-        target_real: Tensor | None = None,
-        cache: StateCache | None = None,
+    def decoder_states(
+        self, target: Tensor, memory: EncoderOutput, cache: StateCache | None
     ) -> Hidden:
-        """Hidden states; with a cache, at the positions after the cached ones."""
-        if target_real is not None:
-            text_lengths(target_real)  # causal: padding after a text does not change it
         start = 0 if cache is None else cache.length
         end = start + target.shape[1]
         self.decoder_position.check_length(end)
         positions = torch.arange(start, end, device=target.device)[None]
         g = self.dropout(self.decoder_position.embed(self.target_table(target), positions))
-        hidden = self.decoder(g, memory, cache)
-        if cache is not None:
-            cache.advance(target.shape[1])
-        return self.dropout(hidden)
+        return self.decoder(g, memory, cache)

@@ -18,8 +18,9 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.baselines.rnn import initialise_lstm, run_bidirectional, text_lengths
-from manyheads.config import Count, Probability
+from manyheads.baselines.baseline import BaselineSizes, initialise_lstms, text_lengths
+from manyheads.baselines.rnn import run_bidirectional
+from manyheads.config import Count
 from manyheads.errors import UserError
 from manyheads.models.base import Model
 from manyheads.models.heads import Classify, HeadOutput
@@ -31,28 +32,18 @@ Layers = Float[Tensor, "layers b t d"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ElmoConfig:
+class ElmoConfig(BaselineSizes):
     """A bidirectional language model, and a classifier on top if `head` is set."""
 
-    vocab_size: Annotated[Count | None, "Tokens; a run takes it from its tokenizer"] = None
-    dim: Annotated[Count, "Width of the embedding and of each direction"] = 256
     layers: Annotated[Count, "LSTM layers of each direction"] = 2
-    max_length: Annotated[Count, "Longest text in training and encoding, in tokens"] = 512
+    tie: Annotated[Literal["all", "none"], "One matrix for tokens and output, or two"] = "all"
     head: Annotated[Classify | None, "Classifier; none: language models"] = None
     frozen: Annotated[bool, "Train the classifier only"] = False
-    tie: Annotated[Literal["all", "none"], "One matrix for tokens and output, or two"] = "all"
-    dropout: Annotated[Probability, "Dropout of embeddings and layers"] = 0.1
     kind: ClassVar[str] = "elmo"
 
     def __post_init__(self) -> None:
         if self.frozen and self.head is None:
             raise UserError("model.frozen=true leaves nothing to train: add model.head=classify")
-
-    @property
-    def vocabulary(self) -> int:
-        if self.vocab_size is None:
-            raise UserError("model.vocab_size is needed: a run takes it from its tokenizer")
-        return self.vocab_size
 
     def build(self) -> "Elmo":
         return Elmo(self)
@@ -101,9 +92,7 @@ class Elmo(Model):
         else:
             self.head = ContextHead(config, config.head)
         initialise(self, "xavier", config.layers)
-        for module in self.modules():
-            if isinstance(module, nn.LSTM):
-                initialise_lstm(module)
+        initialise_lstms(self)
 
     def directions(self, tokens: Tokens, real: PaddingMask | None = None) -> tuple[Layers, Layers]:
         """→h and ←h of every layer, embeddings first; no text depends on its padding."""

@@ -6,42 +6,24 @@ c_t = Σ_s α_ts v_s,  α_ts = softmax_s(score(q_t, k_s))
 from einops import rearrange
 from torch import Tensor, nn
 
-from manyheads.errors import UserError
-from manyheads.nn.attend import AttentionFunctionConfig
-from manyheads.nn.attention import (
-    AttentionFunction,
-    AttentionInputs,
-    AttentionSizes,
-    check_combination,
-)
+from manyheads.nn.attention import AttentionFunction, AttentionInputs, AttentionSizes, Dense
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import ScoreConfig
 
 
-def check_exact_attention(attention: AttentionFunctionConfig, model: str) -> None:
-    """Refuse approximations: they are for self-attention, which these models do not have."""
-    if not attention.exact:
-        raise UserError(
-            f"model.attention={attention.kind} approximates self-attention, and {model} has none: "
-            "choose an exact implementation (model.attention=dense)"
-        )
-
-
 class LuongAttention(nn.Module):
-    """One head as wide as the model; subclasses choose its queries, keys and values."""
+    """One head as wide as the model; the context c at each position of x."""
 
-    def __init__(
-        self, score: ScoreConfig, attention: AttentionFunctionConfig, dim: int, max_length: int
-    ) -> None:
+    def __init__(self, score: ScoreConfig, dim: int) -> None:
         super().__init__()
         self.score = score.build(1, dim)
         self.position = Position()  # source and target positions are not comparable
-        sizes = AttentionSizes(
-            heads=1, kv_heads=1, head_dim=dim, key_dim=dim, max_length=max_length
-        )
-        self.core: AttentionFunction = attention.build(sizes)
-        check_combination(self.core, self.score, self.position)
+        self.config = AttentionSizes(heads=1, kv_heads=1, head_dim=dim, key_dim=dim, max_length=0)
+        self.core: AttentionFunction = Dense()
+
+    def forward(self, x: Tensor, memory: Tensor, mask: AttentionMask) -> Tensor:
+        return self.context(x, memory, memory, mask)
 
     def context(self, x: Tensor, keys: Tensor, values: Tensor, mask: AttentionMask) -> Tensor:
         """c at each position of x [b·n, t, d], with keys and values [b, s, d]."""

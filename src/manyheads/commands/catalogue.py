@@ -9,9 +9,11 @@ import re
 import sys
 import textwrap
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata, resources
+from importlib import resources
+from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,18 +37,29 @@ OTHER_NAMES = {
     "early stopping": "train.checkpoint",  # there is none; the best weights are kept
 }
 FACT = re.compile(r"(Data|Time|Score): (.+)")
+EXTRAS = {  # and a package that each installs
+    "figures": "matplotlib",
+    "tensorboard": "tensorboard",
+    "exchange": "transformers",
+    "summaries": "rouge_score",
+    "images": "PIL",
+    "music": "mido",
+    "web": "starlette",
+    "lab": "scipy",
+}
 
 
 @dataclass(frozen=True)
 class RecipeHeader:
-    """The comment at the top of a recipe.
+    """A built-in recipe as the comment at the top of its file describes it.
 
     Its first sentence is the summary. Lines that begin with `Data:`, `Time:` or `Score:` name
     the data it needs, how long it trains and the score to expect.
     """
 
     name: str
-    lines: tuple[str, ...]
+    lines: list[str]
+    task: str
 
     @property
     def summary(self) -> str:
@@ -58,22 +71,17 @@ class RecipeHeader:
         matches = (FACT.fullmatch(line) for line in self.lines)
         return {match[1].lower(): match[2] for match in matches if match}
 
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines)
-
 
 def headers() -> Iterator[RecipeHeader]:
     """The built-in recipes, by name."""
     folder = resources.files("manyheads") / "recipes"
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
         if file.name.endswith(".toml"):
-            lines = []
-            for line in file.read_text("utf-8").splitlines():
-                if not line.startswith("#"):
-                    break
-                lines.append(line.removeprefix("#").removeprefix(" "))
-            yield RecipeHeader(file.name.removesuffix(".toml"), tuple(lines))
+            text = file.read_text("utf-8")
+            comment = takewhile(lambda line: line.startswith("#"), text.splitlines())
+            lines = [line.removeprefix("#").removeprefix(" ") for line in comment]
+            task = tomllib.loads(text)["task"]
+            yield RecipeHeader(file.name.removesuffix(".toml"), lines, task)
 
 
 def complete_recipe(incomplete: str) -> list[str]:
@@ -105,24 +113,20 @@ def recipes(
 
         raise UserError(f"there is no recipe '{name}': {nearest(name, known)}")
     chosen = list(known.values()) if name is None else [known[name]]
-    tables = [
-        tomllib.loads((resources.files("manyheads") / f"recipes/{one.name}.toml").read_text())
-        for one in chosen
-    ]
     if as_json:
         rows = [
-            {"name": one.name, "task": table["task"], "summary": one.summary, **one.facts}
-            for one, table in zip(chosen, tables, strict=True)
+            {"name": recipe.name, "task": recipe.task, "summary": recipe.summary, **recipe.facts}
+            for recipe in chosen
         ]
         print_json({"recipes": rows})
     elif name is not None:
-        write(f"{chosen[0].text}\n\nTrain     manyheads train {name}\n")
+        text = "\n".join(chosen[0].lines)
+        write(f"{text}\n\nTrain     manyheads train {name}\n")
         write(f"Settings  manyheads settings {name}\n")
     else:
-        for one, table in zip(chosen, tables, strict=True):
-            write(f"{one.name}  ({table['task']})\n")
-            facts = {"about": one.summary, **one.facts}
-            write(two_columns((title.capitalize(), text) for title, text in facts.items()) + "\n")
+        for recipe in chosen:
+            facts = {"About": recipe.summary} | {k.capitalize(): v for k, v in recipe.facts.items()}
+            write(f"{recipe.name}  ({recipe.task})\n{two_columns(facts.items())}\n")
         write("\nTrain one: manyheads train NAME. Its settings: manyheads settings NAME\n")
 
 
@@ -156,7 +160,8 @@ def settings(
             f"no setting of {recipe} begins with or mentions '{prefix}': leave it out to list all"
         )
     if as_json:
-        print_json({"settings": [setting._asdict() for setting in chosen]})
+        rows = [{**setting._asdict(), "default": setting.text} for setting in chosen]
+        print_json({"settings": rows})
     else:
         write(_settings_text(chosen, sys.stdout.isatty()))
 
@@ -177,7 +182,7 @@ def _explained(setting: "Setting") -> str:
 
 def _settings_text(chosen: "list[Setting]", wrapped: bool) -> str:
     """`name=value  meaning (type)`; on a terminal wrapped, in a pipe one line each."""
-    rows = [(f"{setting.name}={setting.default}", _explained(setting)) for setting in chosen]
+    rows = [(f"{setting.name}={setting.text}", _explained(setting)) for setting in chosen]
     if wrapped:
         return two_columns(rows, widest_name=34) + "\n"
     width = max(len(name) for name, _ in rows if len(name) <= 40 or len(rows) == 1)
@@ -186,29 +191,18 @@ def _settings_text(chosen: "list[Setting]", wrapped: bool) -> str:
 
 def commented_toml(run: "Run") -> str:
     """The settings of a run as TOML, each after a comment with its meaning and type."""
-    from manyheads.config import describe, dump, to_toml, unset
+    from manyheads.config import describe, to_toml
 
-    settings = {setting.name: setting for setting in describe(run)}
     lines: list[str] = []
-    table = ""
-    for line in to_toml(dump(run)).splitlines():
-        if header := re.fullmatch(r"\[(.+)\]", line):
-            table = f"{header[1]}."
-        name, equals, _ = line.partition(" = ")
-        name = table.removesuffix(".") if name == "kind" else f"{table}{name}"
-        if equals and name in settings and not line.startswith(" "):
-            lines += _comment(_explained(settings[name]))
-        lines.append(line)
-    if nothing := unset(run):
-        lines += ["", "# Not set (TOML has no null):"]
-    for name, word in nothing.items():
-        lines += [f"# {name}={word}"]
-        lines += [f"#   {line}" for line in textwrap.wrap(_explained(settings[name]), 92)]
+    settings = list(describe(run, other_kinds=False))
+    parts = {setting.name.rpartition(".")[0] for setting in settings}
+    for setting in settings:
+        lines += textwrap.wrap(
+            _explained(setting), 96, initial_indent="# ", subsequent_indent="#   "
+        )
+        name = f"{setting.name}.kind" if setting.name in parts else setting.name
+        lines.append(name + to_toml({"": setting.default}).removeprefix('""').rstrip())
     return "\n".join(lines) + "\n"
-
-
-def _comment(text: str) -> Iterable[str]:
-    return textwrap.wrap(text, 96, initial_indent="# ", subsequent_indent="#   ")
 
 
 def version_text() -> str:
@@ -220,37 +214,13 @@ def version_text() -> str:
 
     device = choose_device("auto")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    extras = [extra for extra, package in EXTRAS.items() if find_spec(package)]
     rows = {
         "manyheads": __version__,
         "Python": platform.python_version(),
         "torch": str(torch.__version__),
         "device": f"{device.type} ({name})",
+        "extras": ", ".join(extras) or "none",
+        "not installed": ", ".join(extra for extra in EXTRAS if extra not in extras) or "none",
     }
-    complete, missing = _extras()
-    rows["extras"] = ", ".join(complete) or "none"
-    if missing:
-        rows["not installed"] = ", ".join(missing)
     return "\n".join(f"{title:<13}  {value}" for title, value in rows.items()) + "\n"
-
-
-def _extras() -> tuple[list[str], list[str]]:
-    """The extras of this package for users, with all their requirements here, and the others."""
-    try:
-        about = metadata.distribution("manyheads")
-    except metadata.PackageNotFoundError:  # from a source folder, not installed
-        return [], []
-    packages: dict[str, list[str]] = {}
-    for requirement in about.requires or []:
-        if match := re.match(r"([\w.-]+).*extra == ['\"](\w+)['\"]", requirement):
-            packages.setdefault(match[2], []).append(match[1])
-    for_users = {extra: names for extra, names in packages.items() if extra not in ("test", "lint")}
-    complete = [extra for extra, names in for_users.items() if all(map(_is_installed, names))]
-    return complete, [extra for extra in for_users if extra not in complete]
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True

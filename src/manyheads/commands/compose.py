@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 from manyheads.commands import options
 from manyheads.commands.generate import (
     TEMPERATURE,
-    Draft,
     MaxNewTokens,
     MinNewTokens,
     SearchBeam,
     check_options,
     decoding_options,
     make_generator,
-    report_draft,
 )
 from manyheads.commands.options import argument, option, out_option
-from manyheads.commands.shared import check_image, is_bfloat16, open_model, say, write
+from manyheads.commands.shared import check_image, open_model, say, write
 from manyheads.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,7 +73,6 @@ def compose(
     min_p: options.MinP = 0.0,
     seed: options.SampleSeed = 0,
     beam: SearchBeam = None,
-    draft: Draft = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
     threads: options.Threads = None,
@@ -93,11 +90,9 @@ def compose(
     sample = Sample(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     lengths = (min_new_tokens, max_new_tokens)
     check_options(lengths, sample, beam)
-    bfloat16 = is_bfloat16(dtype, False)
-    loaded = open_model(run, device, threads, say, bfloat16=bfloat16)
-    assistant = open_model(draft, device, None, say, bfloat16=bfloat16) if draft else None
+    loaded = open_model(run, device, threads, say, dtype=dtype)
     music = Music(out=out, prime=prime, plot=plot)
-    compose_run(loaded, settings or [], music, lengths, sample, beam, assistant)
+    compose_run(loaded, settings or [], music, lengths, sample, beam)
 
 
 def compose_run(
@@ -107,7 +102,6 @@ def compose_run(
     lengths: tuple[int | None, int | None],
     sample: "Sample",
     beam: int | None,
-    draft: "LoadedRun | None",
 ) -> None:
     """Continue the prime, or start from nothing; print statistics next to those of the data."""
     from manyheads.data.music import MusicData
@@ -121,9 +115,8 @@ def compose_run(
     # A weak model would often end at once.
     least = min(data.encoding.least, most or loaded.run.model.max_length // 2)
     options = {"min_length": least, "at_limit": "truncate"} | decoding_options(beam, fewest)
-    generator, sampling = make_generator(loaded, options, sample, beam, draft)
+    generator, sampling = make_generator(loaded, options, sample, beam)
     _write_music(generator, data, music, out, most, sampling)
-    report_draft(generator)
 
 
 def _moved(loaded: "LoadedRun", settings: list[str]) -> "LoadedRun":

@@ -1,6 +1,7 @@
 """The benchmark of attention implementations: cost."""
 
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,10 +10,7 @@ from manyheads.commands.options import option
 from manyheads.commands.shared import check_image, choose, print_json, say, write
 from manyheads.errors import UserError
 
-_ATTENTION = (
-    "Implementations with their settings, e.g. 'fused,tiled block=256' [default: all but packed "
-    "and flex]"
-)
+_ATTENTION = "Implementations with their settings, e.g. 'fused,tiled block=256' [default: all]"
 
 
 def cost(
@@ -71,20 +69,7 @@ def cost(
     )
     costs = Measurement(measured, measured_lengths, setup).run()
     kind = machine(setup)
-    options = {
-        "cores": ",".join(measured),
-        "lengths": ",".join(map(str, measured_lengths)),
-        "heads": heads,
-        "head-dim": head_dim,
-        "batch": batch,
-        "rounds": rounds,
-        "precision": kind["precision"],
-        "seed": seed,
-        "device": kind["device"],
-        "threads": kind["threads"],
-    }
-    words = [f"--{name}={value}" for name, value in options.items()]
-    command = shlex.join(["manyheads", "cost", *words, *(["--causal"] if causal else [])])
+    command = shlex.join(["manyheads", *sys.argv[1:]])
     if as_json:
         print_json({"command": command, "machine": kind, "cores": as_rows(costs)})
     else:
@@ -92,7 +77,7 @@ def cost(
         width = max(60 + 24 * len(measured_lengths), Console().width)
         Console(width=width, highlight=False).print(table_of(costs, measured_lengths))
         write(f"{command}\n{', '.join(f'{name} {value}' for name, value in kind.items())}\n")
-    for note in notes(measured, costs, setup):
+    for note in notes(costs):
         say(note)
     if plot is not None:
         _plot(costs, plot)

@@ -1,6 +1,5 @@
 """What `manyheads demo` prints once its model is trained."""
 
-from itertools import combinations
 from pathlib import Path
 
 import torch
@@ -10,7 +9,6 @@ from manyheads.errors import UserError
 from manyheads.evaluate.alignment import word_maps
 from manyheads.loading import TorchRun, load_torch_run
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.phrasebook import Pair
 from manyheads.run import save_scores
 from manyheads.tasks.translation import Evaluation, evaluate_translation
 from manyheads.view.figures import heat_map
@@ -51,19 +49,12 @@ def show(folder: Path, device: torch.device, command: str) -> None:
     print(f"  {command} recipes")
 
 
-def crossings(pair: Pair) -> int:
-    """How many pairs of links cross: a measure of how much the word order differs."""
-    links = sorted(pair.alignment)
-    return sum(a < c and b > d for (a, b), (c, d) in combinations(links, 2))
-
-
 def draw_alignment(loaded: TorchRun, evaluation: Evaluation, plot: Path) -> None:
     """Cross-attention of the best head on a test sentence, gold links framed."""
     pairs, error = evaluation.corpus.aligned, evaluation.alignment
     assert pairs is not None
     assert error is not None
-    short = [pair for pair in pairs if len(pair.target_words) <= WORDS_IN_PLOT]
-    pair = max(short[:100], key=crossings)
+    pair = next(pair for pair in pairs if len(pair.target_words) <= WORDS_IN_PLOT)
     layer, head = error.best_head
     assert isinstance(loaded.model, Seq2Seq)
     _, weights = next(word_maps(loaded.model, loaded.tokenizer, [pair]))

@@ -1,5 +1,6 @@
 """Commands that encode: embed, fill-mask, classify."""
 
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -16,8 +17,6 @@ from manyheads.commands.shared import input_lines, is_interactive, open_model, s
 from manyheads.errors import UserError, check_at_least
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from manyheads.loading import LoadedRun
     from manyheads.tasks.encode import Prediction
 
@@ -44,6 +43,8 @@ def embed(
     A tab in a line separates a pair of texts. A text that is too long is truncated.
     With --pool tokens: [lines, longest, dim], NaN in place of padding.
     """
+    import numpy as np
+
     from manyheads.config import nearest
     from manyheads.decode.translate import read_lines
     from manyheads.fileio import replace_file
@@ -62,24 +63,14 @@ def embed(
         raise UserError("the input has no lines: embed RUN FILE, or embed RUN < FILE")
     with Bar("embed", len(lines)) as bar:
         vectors = encoder.embed(lines, pool, lambda done: bar.update(done, "lines"))  # type: ignore[arg-type]
+    content = io.BytesIO()  # np.save does not report a broken pipe as one
+    np.save(content, vectors)
     if out is None:
         with to_reader():
-            _save(sys.stdout.buffer, vectors)
+            sys.stdout.buffer.write(content.getbuffer())
         return
-
-    def save(path: Path) -> None:
-        with path.open("wb") as output:
-            _save(output, vectors)
-
-    replace_file(out if out.suffix == ".npy" else out.with_name(f"{out.name}.npy"), save)
-
-
-def _save(file: Any, vectors: "np.ndarray") -> None:
-    """As `np.save`, which does not report a broken pipe as one."""
-    from numpy.lib import format as npy
-
-    npy.write_array_header_1_0(file, npy.header_data_from_array_1_0(vectors))
-    file.write(vectors.data)
+    path = out if out.suffix == ".npy" else out.with_name(f"{out.name}.npy")
+    replace_file(path, lambda partial: partial.write_bytes(content.getbuffer()))
 
 
 def fill_mask(
@@ -150,8 +141,6 @@ def classify(
     With --json: line, label, scores; for a tagger line, tokens; for images file,
     label, scores.
     """
-    from manyheads.data.labelled import LabelledData
-
     loaded = open_model(run, device, threads)
     if loaded.run.task == "images":
         classify_pictures(loaded, files or [], scores, as_json)
@@ -159,10 +148,7 @@ def classify(
     if files and (len(files) > 1 or files[0].suffix.lower() in (".png", ".jpg", ".jpeg")):
         raise UserError(f"{run} classifies lines of text, not images: classify RUN FILE")
     encoder = loaded.encoder()
-    data = loaded.run.data
     for first, lines in _chunks(files[0] if files else None):
-        if isinstance(data, LabelledData):
-            _warn_of_pairs(lines, first, len(data.columns) > 2)
         for at, answers in enumerate(encoder.classify(lines), start=first):
             if not as_json:
                 write(_labelled(answers, scores, encoder.tags))
@@ -205,28 +191,19 @@ def classify_pictures(loaded: "LoadedRun", files: list[Path], scores: bool, as_j
         raise typer.Exit(exit_code)
 
 
-def _warn_of_pairs(lines: list[str], first: int, pairs: bool) -> None:
-    """Warn of pairs where the run was trained on single texts, and the other way round."""
-    others = [at for at, line in enumerate(lines, start=first) if ("\t" in line) != pairs]
-    if others:
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        expected = "pairs, with a tab between" if pairs else "single texts, without a tab"
-        say(f"line {others[0]}{more}: the run was trained on {expected}")
-
-
 def _labelled(answers: "list[Prediction]", scores: bool, tags: bool) -> str:
     """The labels of a text, readable."""
-    numbers = [[f"{name}={value:.4f}" for name, value in a.scores.items()] for a in answers]
-    if tags and scores:
-        rows = [[a.piece, a.label, *values] for a, values in zip(answers, numbers, strict=True)]
-        return "".join("\t".join(row) + "\n" for row in rows) + "\n"
-    shown = []
-    for answer, values in zip(answers, numbers, strict=True):
-        label = f"{answer.piece}/{answer.label}" if tags else answer.label
-        if len(values) == 1:  # a regression model
-            label = values[0].rpartition("=")[2]
-        shown.append("\t".join([label, *values]) if scores and len(values) > 1 else label)
-    return " ".join(shown) + "\n"
+    if tags and not scores:
+        return " ".join(f"{answer.piece}/{answer.label}" for answer in answers) + "\n"
+    rows = []
+    for answer in answers:
+        numbers = [f"{name}={value:.4f}" for name, value in answer.scores.items()]
+        if len(numbers) == 1:  # a regression model
+            row = [numbers[0].rpartition("=")[2]]
+        else:
+            row = [answer.label, *(numbers if scores else [])]
+        rows.append("\t".join([answer.piece, *row] if tags else row) + "\n")
+    return "".join(rows) + ("\n" if tags else "")
 
 
 def _object(**values: Any) -> str:

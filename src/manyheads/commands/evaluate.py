@@ -1,7 +1,6 @@
 """The command that scores a run: evaluate."""
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,14 +9,14 @@ from manyheads.commands import options
 from manyheads.commands.options import argument, option
 from manyheads.commands.shared import (
     check_image,
-    is_bfloat16,
+    dtype_of,
     open_model,
     print_json,
     refuse_torchrun,
     say,
     write,
 )
-from manyheads.errors import UserError
+from manyheads.errors import DataError, UserError
 
 if TYPE_CHECKING:
     from manyheads.run import Run
@@ -38,9 +37,10 @@ def evaluate(
     others: options.Ensemble = None,
     stride: Annotated[int | None, option(_STRIDE, panel="Scores")] = None,
     tokenize: Annotated[str, option(_TOKENIZE, metavar="NAME", panel="Scores")] = "auto",
-    int8: options.Int8 = False,
+    engine: options.Engine = "auto",
     dtype: options.Dtype = "float32",
     half: options.Half = False,
+    int8: options.Int8 = False,
     device: options.Device = "auto",
     threads: options.Threads = None,
     as_json: options.Json = False,
@@ -64,30 +64,33 @@ def evaluate(
     from manyheads.view.figures import confusion
 
     refuse_torchrun("evaluate")
-    bfloat16 = is_bfloat16(dtype, half)
+    dtype = dtype_of(dtype, half=half, int8=int8)
     for setting in overrides or []:
         if not setting.startswith(("data", "decode.")):
             raise UserError(f"'{setting}' cannot change after training: only data and decode can")
     loaded = open_model(
-        run, device, threads, say, int8=int8, bfloat16=bfloat16, others=others or ()
+        run,
+        device,
+        threads,
+        say,
+        engine=engine,
+        dtype=dtype,
+        others=others or (),
     )
     trained = loaded.run
-    _refuse_unsupported(trained, beam, plot, int8, tokenize)
+    _refuse_unsupported(trained, beam, plot, dtype, tokenize)
     changed = _with_overrides(trained, overrides or [])
     if beam is not None:
         changed = override_all(changed, [f"decode.beam={beam}"])
     if changed.data is None:
         raise UserError(f"{run} came without data: add data.folder=... or other data.*")
-    variant = {"computed_in": "int8" if int8 else "bfloat16"} if int8 or bfloat16 else {}
+    variant = {} if dtype == "float32" else {"computed_in": dtype}
     variant |= {"written_with": " ".join(map(str, others))} if others else {}
     variant |= _changes("decoded_with", "decode", trained.decode, changed.decode)
     if trained.data is not None:
         variant |= _changes("evaluated_on", "data", trained.data, changed.data)
     # Another program's folder is left unchanged.
     saves = not variant and tokenize == "auto" and (run / SETTINGS).is_file()
-    if saves and not os.access(run, os.W_OK):
-        say(f"{run} is read-only: scores are printed, scores.json is not written")
-        saves = False
     options = {} if tokenize == "auto" else {"tokenize": tokenize}
     scores = dataclasses.replace(loaded, run=changed).evaluate(
         changed.data, split, stride, **options
@@ -95,9 +98,12 @@ def evaluate(
     _show_scores(scores | variant, as_json)
     if "loss" not in scores and changed.task == "translation":
         reason = "an ensemble" if others else "an exported model"
-        say(f"loss and perplexity are not computed with {'int8' if int8 else reason}")
+        say(f"loss and perplexity are not computed with {'int8' if dtype == 'int8' else reason}")
     if saves:
-        save_scores(run, scores)
+        try:
+            save_scores(run, scores)
+        except DataError as error:
+            say(f"the scores are only printed: {error}")
     if plot is not None:
         matrix = scores["confusion"]
         confusion(matrix["counts"], matrix["classes"], f"{run}, {split}", plot)
@@ -128,13 +134,13 @@ def _changes(key: str, section: str, old: object, new: object) -> dict[str, str]
 
 
 def _refuse_unsupported(
-    run: "Run", beam: int | None, plot: Path | None, int8: bool, tokenize: str
+    run: "Run", beam: int | None, plot: Path | None, dtype: str, tokenize: str
 ) -> None:
     translates = "translate" in run.spec.offers
     if beam is not None and not translates:
         raise UserError("--beam works only with translators: leave it out")
-    if int8 and not translates:
-        raise UserError("--int8 works only with models that generate: leave it out")
+    if dtype == "int8" and not translates:
+        raise UserError("--dtype int8 works only with translators: leave it out")
     if tokenize not in TOKENIZERS:
         raise UserError(f"--tokenize {tokenize} must be one of {', '.join(TOKENIZERS)}")
     if tokenize != "auto" and run.task != "translation":

@@ -68,7 +68,7 @@ def export(
     """
     from manyheads.config import nearest
     from manyheads.exchange.ctranslate2 import write_ctranslate2
-    from manyheads.exchange.folder import write_huggingface
+    from manyheads.exchange.folder import their_decoding, write_huggingface
     from manyheads.exchange.onnx import write_onnx
     from manyheads.fileio import write_text
     from manyheads.loading import TorchRun, load_run
@@ -87,13 +87,16 @@ def export(
     model, settings, note = loaded.model, loaded.run, ""
     with _written_whole(out) as beside:
         if to == "huggingface":
-            changed = write_huggingface(model, loaded.own_tokenizer, settings.decode, beside)
-            note = f", where transformers has {', '.join(changed)}" if changed else ""
+            write_huggingface(model, loaded.own_tokenizer, settings.decode, beside)
+            if isinstance(model, Seq2Seq | Gpt) and loaded.own_tokenizer is not None:
+                fixed = their_decoding(settings.decode, model)
+                note = _changes(settings.decode, "transformers", fixed)
         elif to == "onnx":
             write_onnx(model, beside)
         elif isinstance(model, Seq2Seq | Gpt):
             fixed = {"stopping": "early", "at_limit": "truncate"}
-            decode, note = _with_fixed(settings.decode, "CTranslate2", **fixed)
+            note = _changes(settings.decode, "CTranslate2", fixed)
+            decode = dataclasses.replace(settings.decode, **fixed)
             settings = dataclasses.replace(settings, decode=decode)
             precision = quantization or "float32"
             write_ctranslate2(model, loaded.tokenizer, beside, precision, decode)
@@ -107,15 +110,14 @@ def export(
     say(f"exported: {out}{note}")
 
 
-def _with_fixed(decode: "Decode", program: str, **fixed: Any) -> tuple["Decode", str]:
-    """The search settings with those that a program does not let us choose, and a note."""
+def _changes(decode: "Decode", program: str, fixed: dict[str, Any]) -> str:
+    """A note on the decoding settings that a program does not let us choose."""
     changed = [
         f"decode.{name}={value} in place of {getattr(decode, name)}"
         for name, value in fixed.items()
         if getattr(decode, name) != value
     ]
-    note = f", where {program} has {', '.join(changed)}" if changed else ""
-    return dataclasses.replace(decode, **fixed), note
+    return f", where {program} has {', '.join(changed)}" if changed else ""
 
 
 def _refuse_full(out: Path) -> None:

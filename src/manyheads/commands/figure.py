@@ -66,7 +66,8 @@ def figure(
 
     Figures of the lectures (SVG, PNG, CSV; settings as KEY=VALUE)
       schedule, vanishing-gradients, depth, two-landscapes, flash-tiles,
-      memory-hierarchy, attention-time, complexity; for a run: head-roles; for a sweep: kaplan
+      memory-hierarchy, attention-time, complexity;
+      for a run: head-roles; for a sweep: kaplan
       $ manyheads figure schedule dims=256,512 warmups=4000
       $ manyheads figure runs/demo head-roles
     """
@@ -91,14 +92,12 @@ def figure(
         loaded = load_run(run, device)
         if not isinstance(loaded, TorchRun):
             raise UserError(f"{run} was exported: plot the run that it came from")
-        if kind in ("head", "heads"):
-            _maps(loaded, kind, text, target, which, layer, head, path)
-        elif kind == "alignment":
-            _alignment(loaded, text, target, layer, head, path)
-        elif kind == "positions":
+        if kind == "positions":
             _positions(loaded, length, path)
-        else:
+        elif kind == "landscape":
             _landscape(loaded, size, reach, seed, path)
+        else:
+            _attention(loaded, kind, text, target, which, layer, head, path)
     say(f"plot: {path}")
 
 
@@ -126,7 +125,7 @@ def _of_the_lectures(words: list[str], out: Path | None, device: str, threads: i
     return True
 
 
-def _maps(
+def _attention(
     loaded: "TorchRun",
     kind: str,
     text: str,
@@ -136,62 +135,32 @@ def _maps(
     head: int | None,
     path: Path,
 ) -> None:
+    """Maps of heads; of an alignment between words, with gold links, if the sentence is known."""
     from manyheads.config import nearest
+    from manyheads.models.seq2seq import Seq2Seq
     from manyheads.view.figures import head_grid, heat_map
-    from manyheads.view.maps import attention_maps
+    from manyheads.view.maps import attention_maps, word_alignment
 
-    all_maps = attention_maps(loaded, text, target)
-    name = which or list(all_maps)[-1]
+    if kind == "alignment" and not isinstance(loaded.model, Seq2Seq):
+        raise loaded.unsupported("aligns words", "an encoder–decoder with cross-attention")
+    pair = _known_pair(loaded, text) if kind == "alignment" and target is None else None
+    all_maps = (
+        attention_maps(loaded, text, target) if pair is None else word_alignment(loaded, pair)
+    )
+    name = "decoder.cross" if kind == "alignment" else which or list(all_maps)[-1]
     if name not in all_maps:
         raise UserError(f"--map {name}: {nearest(name, list(all_maps))}")
-    chosen = all_maps[name]
+    maps = all_maps[name]
     if kind == "heads":
         if layer is not None or head is not None:
             raise UserError("`heads` plots all heads: leave out --layer and --head, or use `head`")
-        head_grid(chosen.weights, f"{name}: {text}", path)
+        head_grid(maps.weights, f"{name}: {text}", path)
         return
-    at = len(chosen.weights) if layer is None else layer
-    heat_map(chosen.head(at, head), chosen.rows, chosen.columns, _title(name, at, head), path)
-
-
-def _title(name: str, layer: int, head: int | None) -> str:
-    return f"{name}, layer {layer}, " + ("mean over its heads" if head is None else f"head {head}")
-
-
-def _alignment(
-    loaded: "TorchRun",
-    text: str,
-    target: str | None,
-    layer: int | None,
-    head: int | None,
-    path: Path,
-) -> None:
-    """Between words, with gold links, if the phrasebook has the sentence; else between tokens."""
-    import torch
-
-    from manyheads.models.seq2seq import Seq2Seq
-    from manyheads.view.figures import heat_map
-    from manyheads.view.maps import TextMaps, attention_maps
-
-    if not isinstance(loaded.model, Seq2Seq):
-        raise loaded.unsupported("aligns words", "an encoder–decoder with cross-attention")
-    pair = _known_pair(loaded, text) if target is None else None
-    if pair is None:
-        maps = attention_maps(loaded, text, target)["decoder.cross"]
-        at = len(maps.weights) if layer is None else layer
-        title = _title("cross-attention", at, head)
-        heat_map(maps.head(at, head), maps.rows, maps.columns, title, path)
-        return
-    from manyheads.evaluate.alignment import word_maps
-
-    [(_, weights)] = list(word_maps(loaded.model, loaded.tokenizer, [pair]))
-    rows = [pair.target[a:b] for a, b in pair.target_words]
-    columns = [pair.source[a:b] for a, b in pair.source_words]
-    maps = TextMaps(torch.as_tensor(weights), rows, columns)
-    at = len(weights) if layer is None else layer
-    title = f"{_title('cross-attention', at, head)} (frames: gold alignment)"
-    marks = [(j, i) for i, j in pair.alignment]
-    heat_map(maps.head(at, head), rows, columns, title, path, marks=marks)
+    at = len(maps.weights) if layer is None else layer
+    title = f"{name}, layer {at}, " + ("mean over its heads" if head is None else f"head {head}")
+    title += "" if pair is None else " (frames: gold alignment)"
+    marks = [] if pair is None else [(j, i) for i, j in pair.alignment]
+    heat_map(maps.head(at, head), maps.rows, maps.columns, title, path, marks=marks)
 
 
 def _known_pair(loaded: "TorchRun", text: str) -> "Pair | None":

@@ -9,7 +9,13 @@ import typer
 
 from manyheads.commands import options
 from manyheads.commands.options import argument, option
-from manyheads.commands.shared import input_lines, is_bfloat16, open_model, say, write
+from manyheads.commands.shared import (
+    dtype_of,
+    input_lines,
+    open_model,
+    say,
+    write,
+)
 from manyheads.errors import UserError, check_at_least
 
 if TYPE_CHECKING:
@@ -22,11 +28,9 @@ NEW_TOKENS = 200
 
 _MAX_NEW = f"Most tokens to add [default: {NEW_TOKENS}; music: the context]"
 _MIN_NEW = "Fewest tokens before an end [default: 0; music: 64]"
-_DRAFT = "Speculative decoding: a smaller run that proposes tokens"
 MaxNewTokens = Annotated[int | None, option(_MAX_NEW, panel="Length")]
 MinNewTokens = Annotated[int | None, option(_MIN_NEW, panel="Length")]
 SearchBeam = Annotated[int | None, option("Beam search of width N, no sampling", panel="Search")]
-Draft = Annotated[Path | None, option(_DRAFT, metavar="RUN", panel="Speed")]
 
 
 def generate(
@@ -49,14 +53,13 @@ def generate(
     min_p: options.MinP = 0.0,
     seed: options.SampleSeed = 0,
     beam: SearchBeam = None,
-    draft: Draft = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", hidden=True)] = None,
     prime: Annotated[Path | None, typer.Option(hidden=True)] = None,
     plot: Annotated[Path | None, typer.Option("--plot", "--picture", hidden=True)] = None,
-    int8: options.Int8 = False,
+    engine: options.Engine = "auto",
     dtype: options.Dtype = "float32",
     half: options.Half = False,
-    compile: options.Compile = False,
+    int8: options.Int8 = False,
     device: options.Device = "auto",
     threads: options.Threads = None,
 ) -> None:
@@ -79,24 +82,24 @@ def generate(
     check_options(lengths, sample, beam)
     if stop and "" in stop:
         raise UserError("--stop is empty: name the text to end before, or leave it out")
-    bfloat16 = is_bfloat16(dtype, half)
-    loaded = open_model(run, device, threads, say, int8=int8, bfloat16=bfloat16, compile=compile)
-    assistant = open_model(draft, device, None, say, bfloat16=bfloat16) if draft else None
+    dtype = dtype_of(dtype, half=half, int8=int8)
+    reason = "beam search for language models here" if beam else ""
+    reason = reason or ("sampling with a seed" if temperature > 0 else "")
+    loaded = open_model(run, device, threads, say, engine=engine, dtype=dtype, only_torch=reason)
     if isinstance(loaded.run.data, MusicData):
         if prompt is not None or stop:
             raise UserError("--prompt and --stop work with text; this run is music: use --prime")
         music = Music(out=out, prime=prime, plot=plot)
-        compose_run(loaded, words or [], music, lengths, sample, beam, assistant)
+        compose_run(loaded, words or [], music, lengths, sample, beam)
         return
     if out or prime or plot:
         raise UserError("--out, --prime and --plot work only with music runs: leave them out")
     file = _prompt_file(words or [], loaded)
     generator, sampling = make_generator(
-        loaded, decoding_options(beam, min_new_tokens), sample, beam, assistant
+        loaded, decoding_options(beam, min_new_tokens), sample, beam
     )
     limit = max_new_tokens or max(NEW_TOKENS, min_new_tokens or 0)
     _continue_texts(generator, prompt, file, limit, sampling, stop or [])
-    report_draft(generator)
 
 
 def check_options(
@@ -135,30 +138,14 @@ def make_generator(
     options: dict[str, Any],
     sample: "Sample",
     beam: int | None,
-    draft: "LoadedRun | None",
 ) -> "tuple[BaseGenerator, Sample | None]":
     """A generator, and how it samples; None if it searches."""
-    from manyheads.decode.speculative import with_draft
-
     generator = loaded.generator(cache(say), **options)  # each warning once
-    if draft is not None:
-        if beam is not None:
-            raise UserError("--draft works only with sampling: leave out --beam")
-        if getattr(loaded, "compiles", False):
-            raise UserError("--draft has steps of many sizes: leave out --compile")
-        generator = with_draft(generator, draft.generator())
     if not generator.supports_seed and sample == type(sample)(temperature=TEMPERATURE):
         sample = replace(sample, temperature=0.0)
         if beam is None:
             say("CTranslate2 cannot sample by a seed: the most probable token is taken")
     return generator, sample if beam is None else None
-
-
-def report_draft(generator: "BaseGenerator") -> None:
-    from manyheads.decode.speculative import Speculative
-
-    if isinstance(generator, Speculative):
-        say(f"draft: {generator.acceptance}")
 
 
 def _continue_texts(
@@ -170,7 +157,7 @@ def _continue_texts(
     stops: list[str],
 ) -> None:
     """Continue the prompt, or each line of the input."""
-    from manyheads.decode.generate import as_text, until
+    from manyheads.decode.generate import as_text
     from manyheads.decode.translate import read_lines
 
     def continue_text(number: int, text: str) -> None:
@@ -181,7 +168,7 @@ def _continue_texts(
         else:
             tokens = generator.stream(ids, limit, sample, number)
         write(text)
-        for part in until(as_text(generator.tokenizer, ids, tokens), stops):
+        for part in as_text(generator.tokenizer, ids, tokens, stops):
             write(part)
         write("\n")
 

@@ -49,15 +49,14 @@ Ensemble = Annotated[
     list[Path] | None, option(_ENSEMBLE, "--ensemble", "--with", metavar="RUN", panel="Search")
 ]
 
-_DTYPE = "Weights in float32 or bfloat16 (for a GPU)"
-_INT8 = "Dynamic int8 quantization (for a CPU)"
-_COMPILE = "GPU: compile a step for each batch size (half a minute each)"
+_ENGINE = "auto, torch or ctranslate2; auto: CTranslate2 on a CPU if it gives the same"
+_DTYPE = "Weights in float32, bfloat16 (for a GPU) or int8 (CTranslate2)"
 Device = Annotated[str, option("auto, cpu, cuda, cuda:N or mps", metavar="NAME", panel="Speed")]
 Threads = Annotated[int | None, option("CPU threads [default: all cores]", panel="Speed")]
 Dtype = Annotated[str, option(_DTYPE, metavar="NAME", panel="Speed")]
 Half = Annotated[bool, typer.Option("--half", hidden=True)]  # 0.1's word for --dtype bfloat16
-Int8 = Annotated[bool, option(_INT8, "--int8", panel="Speed")]
-Compile = Annotated[bool, option(_COMPILE, "--compile", panel="Speed")]
+Int8 = Annotated[bool, typer.Option("--int8", hidden=True)]  # 0.1's word for --dtype int8
+Engine = Annotated[str, option(_ENGINE, metavar="NAME", panel="Speed")]
 
 _TOP_P = "Nucleus sampling: the most probable tokens of mass P; 1 is off"
 _MIN_P = "Drop tokens below P times the highest probability; 0 is off"

@@ -2,13 +2,14 @@
 
 import os
 import sys
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 from manyheads.commands import options
 from manyheads.commands.options import argument, option
-from manyheads.commands.shared import choose, say, write
+from manyheads.commands.shared import choose, open_model, say, write
 from manyheads.errors import UserError, check_at_least
 
 _QUEUE = ("--max-queue", "--waiting")
@@ -101,6 +102,8 @@ def serve(
         int,
         option("Requests that may wait; more are refused", *_QUEUE, panel="Batching"),
     ] = 256,
+    engine: options.Engine = "auto",
+    dtype: options.Dtype = "float32",
     device: options.Device = "auto",
     threads: options.Threads = None,
 ) -> None:
@@ -115,7 +118,6 @@ def serve(
     documentation.
     """
     token = _check_address(port, token, token_file)
-    from manyheads.loading import load_run
     from manyheads.serve.app import serve as answer
     from manyheads.serve.app import work_of
     from manyheads.serve.batching import Bounds
@@ -128,8 +130,7 @@ def serve(
     }
     for name, limit in limits.items():
         check_at_least(f"--{name}", limit, 1)
-    choose(device, threads)
-    loaded = load_run(run, device, say)
+    loaded = open_model(run, device, threads, cache(say), engine=engine, dtype=dtype)
     bounds = Bounds(rows=rows, tokens=batch_tokens, waiting=waiting)
 
     def ready(address: str, needed: str | None) -> None:

@@ -117,19 +117,23 @@ def choose(name: str, threads: int | None) -> "torch.device":
     return choose_device(name)
 
 
-def refuse_torchrun(command: str) -> None:
-    from manyheads.train.step import World
+def is_torchrun() -> bool:
+    """True if torchrun has started several processes."""
+    return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
 
-    if World.of_environment().is_distributed:
+
+def refuse_torchrun(command: str) -> None:
+    if is_torchrun():
         raise UserError(f"torchrun works only with `manyheads train`: start {command} without it")
 
 
-def is_bfloat16(dtype: str, half: bool) -> bool:
-    from manyheads.config import nearest
-
-    if dtype not in ("float32", "bfloat16"):
-        raise UserError(f"--dtype {dtype}: {nearest(dtype, ('float32', 'bfloat16'))}")
-    return half or dtype == "bfloat16"
+def dtype_of(dtype: str, *, half: bool = False, int8: bool = False) -> str:
+    """The option --dtype, or its spelling in release 0.1."""
+    names = {"bfloat16": half, "int8": int8} | {dtype: dtype != "float32"}
+    chosen = [name for name, is_set in names.items() if is_set]
+    if len(chosen) > 1:
+        raise UserError(f"--dtype {' and '.join(chosen)}: choose one")
+    return chosen[0] if chosen else "float32"
 
 
 def open_model(
@@ -138,24 +142,23 @@ def open_model(
     threads: int | None,
     warn: Callable[[str], None] = lambda line: None,
     *,
-    int8: bool = False,
-    bfloat16: bool = False,
-    compile: bool = False,
+    engine: str = "torch",
+    dtype: str = "float32",
     others: Sequence[Path] = (),
+    only_torch: str = "",
 ) -> "LoadedRun":
-    """The model of a run, or the ensemble of several, in the requested precision."""
-    from manyheads.loading import ensemble, load_run
+    """The model of a run, or the ensemble of several, with an engine in a precision.
 
-    if int8 and (bfloat16 or compile):
-        raise UserError(
-            "--int8 works on a CPU, --dtype bfloat16 and --compile on a GPU: choose one"
-        )
-    if others and compile:
-        raise UserError("--compile works with one model: leave out --compile or --ensemble")
+    `only_torch` names a requested feature that only PyTorch has; exports refuse it themselves.
+    """
+    from manyheads.engines import Engine
+    from manyheads.loading import TorchRun, ensemble, load_run
+
     choose(device, threads)  # refuses a missing device; the folder decides what `auto` means
-    place = "cpu" if int8 and device == "auto" else device
-    loaded = [load_run(folder, place, warn) for folder in (run, *others)]
-    if int8:
-        return ensemble([model.in_int8() for model in loaded])
-    loaded = [model.in_half() for model in loaded] if bfloat16 else loaded
-    return loaded[0].compiled() if compile else ensemble(loaded)
+    chosen = Engine(engine, dtype, warn)
+    on_cpu = device == "auto" and chosen.is_ctranslate2
+    loaded = [load_run(folder, "cpu" if on_cpu else device, warn) for folder in (run, *others)]
+    only_torch = "ensembles" if others else only_torch
+    if only_torch and isinstance(loaded[0], TorchRun):
+        chosen = chosen.only_torch(f"CTranslate2 has no {only_torch}", loaded[0].device)
+    return ensemble([model.with_engine(chosen) for model in loaded])

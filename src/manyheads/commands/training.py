@@ -1,12 +1,12 @@
 """Commands that train: demo, train, compare."""
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,15 @@ from manyheads.commands import options
 from manyheads.commands.catalogue import Recipe, commented_toml, complete_recipe
 from manyheads.commands.help import recipe_list
 from manyheads.commands.options import argument, option, out_option
-from manyheads.commands.shared import choose, command_name, print_json, refuse_torchrun, say, write
+from manyheads.commands.shared import (
+    choose,
+    command_name,
+    is_torchrun,
+    print_json,
+    refuse_torchrun,
+    say,
+    write,
+)
 from manyheads.errors import UserError
 
 if TYPE_CHECKING:
@@ -117,21 +125,26 @@ def train(
 
     {recipes}
     """
-    from manyheads.train.step import World
-
     if recipe is None:
         say(f"Recipes (manyheads recipes has more about them):\n{recipe_list()}")
         raise UserError(f"train needs a recipe: {command_name()} train phrasebook")
-    world = World.of_environment()
-    with world.connected(say):
+    with _processes() as world:
         run = _recipe(recipe, overrides, seed)
         if print_config:
             if world.is_main:
                 write(commented_toml(run))
             return
-        _check_parallel(overrides or [])
+        if "train.parallel=fsdp" in (overrides or []) and not world.is_distributed:
+            raise UserError(
+                "train.parallel=fsdp has no effect in one process: start with torchrun "
+                "--nproc-per-node N -m manyheads train ..., or leave it out"
+            )
         folder = out or Path("runs") / Path(recipe).stem
-        place = world.device(choose(device, threads))
+        place = choose(device, threads)
+        if world.is_distributed:
+            from manyheads.train.parallel import device_of
+
+            place = device_of(world, place)
         if dry_run:
             from manyheads.commands.plan import measure
 
@@ -139,18 +152,19 @@ def train(
                 write(measure(run, place).text())
             return
         _train(run, folder, place, world, fresh=fresh)
-    if world.is_main:
-        say(f"trained: {folder}; {_next_step(run, folder)}")
-    world.exit()
+        if world.is_main:
+            say(f"trained: {folder}; {_next_step(run, folder)}")
 
 
-def _check_parallel(overrides: Sequence[str]) -> None:
-    setting = next((text for text in overrides if text.startswith("train.parallel=")), None)
-    if setting and setting != "train.parallel=ddp" and "RANK" not in os.environ:
-        raise UserError(
-            f"{setting} has no effect in one process: start with torchrun --nproc-per-node N -m "
-            "manyheads train ..., or leave it out"
-        )
+def _processes() -> "AbstractContextManager[World]":
+    """Those of torchrun, connected, or this one."""
+    from manyheads.train.step import ONE_PROCESS
+
+    if not is_torchrun():
+        return nullcontext(ONE_PROCESS)
+    from manyheads.train.parallel import connected
+
+    return connected(say)
 
 
 def _next_step(run: "Run", folder: Path) -> str:
@@ -196,11 +210,10 @@ def compare(
         refuse_unscored(run, name)
         if run.data is not None:
             run.data.read(split)  # a missing split is refused before anything is trained
-    first, *others = plans.values()
-    seconds = measure(first, chosen).seconds_of([first, *others])
+    plan = measure(next(iter(plans.values())), chosen)
+    seconds = sum(map(plan.seconds_of, plans.values()))
     say(f"{len(plans)} runs, about {report_time(seconds)} without validation")
-    train_one: Callable[[Any, Path], None] = lambda run, folder: _train(run, folder, chosen)  # noqa: E731
-    rows = compare_runs(plans, out, split, chosen, train_one)
+    rows = compare_runs(plans, out, split, chosen, lambda run, folder: _train(run, folder, chosen))
     if as_json:
         print_json({"runs": rows, "split": split})
     else:

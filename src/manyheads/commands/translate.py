@@ -6,8 +6,8 @@ from typing import Annotated
 from manyheads.commands import options
 from manyheads.commands.options import option
 from manyheads.commands.shared import (
+    dtype_of,
     input_lines,
-    is_bfloat16,
     is_interactive,
     open_model,
     say,
@@ -32,10 +32,10 @@ def translate(
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
     seed: options.SampleSeed = 0,
-    int8: options.Int8 = False,
+    engine: options.Engine = "auto",
     dtype: options.Dtype = "float32",
     half: options.Half = False,
-    compile: options.Compile = False,
+    int8: options.Int8 = False,
     device: options.Device = "auto",
     threads: options.Threads = None,
 ) -> None:
@@ -65,10 +65,10 @@ def translate(
             raise UserError(f"{name} works only with beam search: leave out --sample")
     loaded = open_model(
         *(run, device, threads, say),
-        int8=int8,
-        bfloat16=is_bfloat16(dtype, half),
-        compile=compile,
+        engine=engine,
+        dtype=dtype_of(dtype, half=half, int8=int8),
         others=others or (),
+        only_torch="sampling with a seed" if sample else "such n-best lists" if n_best > 1 else "",
     )
     width = [] if beam is None else [f"decode.beam={beam}"]
     loaded = replace(loaded, run=override_all(loaded.run, [*settings, *width]))

@@ -1,29 +1,26 @@
-"""Augmentation of training images: crop, flip, RandAugment, Cutout, mixup and CutMix.
+"""Augmentation of training images: crop, flip, RandAugment, mixup and CutMix.
 
-All randomness comes from the generator that is passed in, on its device, so that the images of a
+All randomness comes from the generator that is passed in, one of the CPU, so that the images of a
 step are a pure function of (seed, step) with the same draws on every device. Pixels are numbers
 from 0 to 1; each image has its own draws, and no loop goes over images.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from manyheads.config import Fraction, Natural, NonNegative
-from manyheads.errors import UserError
 
 Images = Float[Tensor, "b channels height width"]
-Bytes = UInt8[Tensor, "b channels height width"]
 Amounts = Float[Tensor, " b"]
 Counts = Int[Tensor, " b"]
 Matrices = Float[Tensor, "b 3 3"]
-Padding = Literal["zero", "reflect"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +28,11 @@ class Augment:
     """Changes of each training image, in the order of the fields; by default none."""
 
     crop_padding: Annotated[Natural, "Shift by up to so many pixels each way"] = 0
-    padding: Annotated[Padding, "Content beyond the edge of a shifted image"] = "zero"
     flip: Annotated[Fraction, "Probability of a horizontal flip"] = 0.0
     operations: Annotated[Natural, "Number of random operations (RandAugment)"] = 0
     strength: Annotated[Fraction, "Strength of the operations; 1 is AutoAugment's maximum"] = 0.5
-    cutout: Annotated[Natural, "Side of a black square in pixels (Cutout)"] = 0
     kind: ClassVar[str] = "augment"
+    REMOVED: ClassVar[dict[str, tuple[Any, ...]]] = {"padding": ("zero",), "cutout": (0,)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,27 +48,21 @@ class Mixing:
     kind: ClassVar[str] = "mixing"
 
 
-def augment(images: Images | Bytes, settings: Augment, generator: Generator) -> Images:
-    """The images of a batch, each changed as configured; bytes are divided by 255."""
-    x = images if images.is_floating_point() else images / 255
+def augment(images: Images, settings: Augment, generator: Generator) -> Images:
+    """The images of a batch, each changed as configured."""
     if settings.crop_padding:
-        x = crop(x, settings.crop_padding, settings.padding, generator)
+        images = crop(images, settings.crop_padding, generator)
     if settings.flip:
-        x = flip(x, settings.flip, generator)
+        images = flip(images, settings.flip, generator)
     if settings.operations:
-        x = rand_augment(x, settings.operations, settings.strength, generator)
-    if settings.cutout:
-        x = cut_out(x, settings.cutout, generator)
-    return x
+        images = rand_augment(images, settings.operations, settings.strength, generator)
+    return images
 
 
-def crop(images: Images, padding: int, beyond: Padding, generator: Generator) -> Images:
-    """y[i, j] = x[i + r, j + c], with r and c from −padding to padding: a crop of the padded x."""
+def crop(images: Images, padding: int, generator: Generator) -> Images:
+    """y[i, j] = x[i + r, j + c], with r and c from −padding to padding, and 0 beyond the edge."""
     batch, _, height, width = images.shape
-    if beyond == "reflect" and padding >= min(height, width):
-        raise UserError(f"data.augment.crop_padding={padding} must be below {min(height, width)}")
-    mode = "reflect" if beyond == "reflect" else "constant"
-    padded = F.pad(images, (padding, padding, padding, padding), mode=mode)
+    padded = F.pad(images, (padding, padding, padding, padding))
     left = _integers(2 * padding + 1, batch, generator).to(images.device)
     top = _integers(2 * padding + 1, batch, generator).to(images.device)
     rows = top[:, None] + torch.arange(height, device=images.device)
@@ -86,14 +76,6 @@ def flip(images: Images, probability: float, generator: Generator) -> Images:
     """y[i, j] = x[i, width − 1 − j], for some images."""
     chosen = _uniform(len(images), generator).to(images.device) < probability
     return torch.where(_per_image(chosen), images.flip(-1), images)
-
-
-def cut_out(images: Images, side: int, generator: Generator) -> Images:
-    """y = 0 in a square around a uniformly drawn pixel, y = x elsewhere (Cutout)."""
-    batch, _, height, width = images.shape
-    sides = torch.full((batch,), side, device=generator.device)
-    box = _random_box(sides, sides, height, width, generator)
-    return images.masked_fill(box.to(images.device), 0)
 
 
 def rand_augment(images: Images, operations: int, strength: float, generator: Generator) -> Images:
@@ -152,9 +134,8 @@ def geometry(amount: Amounts, height: int, width: int) -> Float[Tensor, "5 b 3 3
     operations: tuple[dict[tuple[int, int], Amounts], ...] = (
         {(0, 2): amount * SHIFT * width},  # shift columns
         {(1, 2): amount * SHIFT * height},  # shift rows
-        {
-            (0, 1): amount * SHEAR
-        },  # shear: a row moves in proportion to its distance from the centre
+        # Shear: a row moves in proportion to its distance from the centre.
+        {(0, 1): amount * SHEAR},
         {(1, 0): amount * SHEAR},  # the same for columns
         {(0, 0): cosine, (0, 1): -sine, (1, 0): sine, (1, 1): cosine},  # counter-clockwise
     )
@@ -208,7 +189,7 @@ def mix(
     if not (settings.mixup or settings.cutmix) or not settings.chance:
         return images, one_hot
     batch = len(images)
-    order = torch.randperm(batch, generator=generator, device=generator.device).to(images.device)
+    order = torch.randperm(batch, generator=generator).to(images.device)
     is_mixed = (_uniform(batch, generator) < settings.chance).to(images.device)
     is_mixup = torch.full_like(is_mixed, settings.mixup > 0)
     if settings.mixup and settings.cutmix:
@@ -245,22 +226,14 @@ def cutmix(
     batch, _, height, width = images.shape
     side = (1 - _beta(alpha, batch, generator)).clamp(min=0).sqrt()
     heights, widths = (side * height).long(), (side * width).long()
-    box = _random_box(heights, widths, height, width, generator).to(images.device)
-    weight = 1 - box.sum((1, 2, 3)).to(images) / (height * width)
-    return torch.where(box, others, images), weight
-
-
-def _random_box(
-    heights: Counts, widths: Counts, height: int, width: int, generator: Generator
-) -> Bool[Tensor, "b 1 height width"]:
-    """The pixels of a rectangle in each image, centred on a uniformly drawn pixel."""
-    top = (_integers(height, len(heights), generator) - heights // 2)[:, None]
-    left = (_integers(width, len(widths), generator) - widths // 2)[:, None]
-    rows = torch.arange(height, device=top.device)
-    columns = torch.arange(width, device=top.device)
+    top = (_integers(height, batch, generator) - heights // 2)[:, None]
+    left = (_integers(width, batch, generator) - widths // 2)[:, None]
+    rows, columns = torch.arange(height), torch.arange(width)
     in_rows = (rows >= top) & (rows < top + heights[:, None])
     in_columns = (columns >= left) & (columns < left + widths[:, None])
-    return in_rows[:, None, :, None] & in_columns[:, None, None, :]
+    box = (in_rows[:, None, :, None] & in_columns[:, None, None, :]).to(images.device)
+    weight = 1 - box.sum((1, 2, 3)).to(images) / (height * width)
+    return torch.where(box, others, images), weight
 
 
 def _beta(alpha: float, count: int, generator: Generator) -> Amounts:
@@ -269,19 +242,19 @@ def _beta(alpha: float, count: int, generator: Generator) -> Amounts:
     Gamma(α) = Gamma(α + 1) · u^(1/α) is computed in logarithms: for a small α it underflows, and
     the quotient would be 0/0.
     """
-    shape = torch.full((2, count), alpha + 1, dtype=torch.float64, device=generator.device)
-    uniform = torch.rand(shape.shape, generator=generator, dtype=torch.float64, device=shape.device)
+    shape = torch.full((2, count), alpha + 1, dtype=torch.float64)
+    uniform = torch.rand(shape.shape, generator=generator, dtype=torch.float64)
     gamma = torch._standard_gamma(shape, generator=generator)
     logs = gamma.log() + (1 - uniform).log() / alpha
     return (logs[0] - logs[1]).sigmoid()
 
 
 def _uniform(count: int, generator: Generator) -> Amounts:
-    return torch.rand(count, generator=generator, device=generator.device)
+    return torch.rand(count, generator=generator)
 
 
 def _integers(below: int, count: int, generator: Generator) -> Counts:
-    return torch.randint(below, (count,), generator=generator, device=generator.device)
+    return torch.randint(below, (count,), generator=generator)
 
 
 def _per_image(values: Float[Tensor, " b"] | Bool[Tensor, " b"]) -> Tensor:

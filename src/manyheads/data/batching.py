@@ -5,11 +5,15 @@ seeded order. The number of batches depends only on the lengths, so the batch of
 from (seed, n): resuming needs no state but the step.
 """
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from manyheads.errors import UserError
@@ -17,6 +21,7 @@ from manyheads.errors import UserError
 Rows = Int[np.ndarray, " _"]  # any number of rows: two lists of rows may differ in length
 
 IGNORE_INDEX = -1  # label of positions without a prediction
+T = TypeVar("T")
 GROWTH = 1.15  # ratio of lengths within a bucket: little padding, few shapes
 
 
@@ -62,21 +67,17 @@ class Batches:
             )
         self.buckets = _make_buckets(lengths, longest, batch_tokens)
         self.per_epoch = sum(count for _, count in self.buckets)
-        self._epoch: tuple[int, list[tuple[Rows, int]]] | None = None
+        self._epoch = lru_cache(maxsize=1)(self._shuffle)
 
     def rows(self, step: int) -> Rows:
         """The rows of the batch of this step (steps count from 0)."""
-        return self._batch(step)[0]
+        epoch, index = divmod(step, self.per_epoch)
+        return self._epoch(epoch)[index][0]
 
     def most(self, step: int) -> int:
         """The number of rows of the largest batch from the bucket of this step."""
-        return self._batch(step)[1]
-
-    def _batch(self, step: int) -> tuple[Rows, int]:
         epoch, index = divmod(step, self.per_epoch)
-        if self._epoch is None or self._epoch[0] != epoch:
-            self._epoch = (epoch, self._shuffle(epoch))
-        return self._epoch[1][index]
+        return self._epoch(epoch)[index][1]
 
     def _shuffle(self, epoch: int) -> list[tuple[Rows, int]]:
         random = np.random.default_rng([self.seed, epoch])
@@ -93,15 +94,15 @@ class Shuffled:
     def __init__(self, count: int, size: int, seed: int) -> None:
         self.count, self.size, self.seed = count, size, seed
         self.per_epoch = -(-count // size)
-        self._epoch: tuple[int, Rows] | None = None
+        self._epoch = lru_cache(maxsize=1)(self._shuffle)
 
     def rows(self, step: int) -> Rows:
         """The rows of the batch of this step; the last of an epoch may be smaller."""
         epoch, index = divmod(step, self.per_epoch)
-        if self._epoch is None or self._epoch[0] != epoch:
-            random = np.random.default_rng([self.seed, epoch])
-            self._epoch = (epoch, random.permutation(self.count))
-        return self._epoch[1][index * self.size : (index + 1) * self.size]
+        return self._epoch(epoch)[index * self.size : (index + 1) * self.size]
+
+    def _shuffle(self, epoch: int) -> Rows:
+        return np.random.default_rng([self.seed, epoch]).permutation(self.count)
 
 
 def split(rows: Rows, parts: int) -> list[Rows]:
@@ -150,3 +151,18 @@ class Ragged:
         where = np.where(mask, self.starts[rows][:, None] + columns, 0)
         tokens = np.where(mask, self.flat[where] if len(self.flat) else 0, pad)
         return torch.from_numpy(tokens.astype(np.int64)), torch.from_numpy(mask)
+
+
+def map_tensors(batch: T, function: Callable[[Tensor], Tensor]) -> T:
+    """A dataclass with a function applied to each of its tensors."""
+    tensors = {name: x for name, x in vars(batch).items() if isinstance(x, Tensor)}
+    changed: dict[str, Any] = {name: function(x) for name, x in tensors.items()}
+    return replace(batch, **changed)  # type: ignore[type-var]
+
+
+def digest_of(*arrays: Shaped[np.ndarray, "..."], prefix: str = "") -> str:
+    """A hash of arrays, which identifies the data of a run."""
+    total = hashlib.sha256(prefix.encode())
+    for array in arrays:
+        total.update(np.ascontiguousarray(array).data)
+    return total.hexdigest()[:16]

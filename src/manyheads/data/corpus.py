@@ -1,14 +1,16 @@
-"""Files of a data set: lines of text, the files of each split, and rows held out for validation."""
+"""Files of a data set: their lines and rows, the files of each split, and held-out rows."""
 
+import csv
 import difflib
 import gzip
-import os
+import json
 import random
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from manyheads.config import Between, nearest
 from manyheads.errors import DataError, UserError
@@ -17,6 +19,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 # File names of each split, in order of preference.
 STEMS = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
+TABLES = (".tsv", ".csv", ".jsonl")
 
 ValidFraction = Annotated[
     float,
@@ -24,6 +27,8 @@ ValidFraction = Annotated[
     "Fraction of the training data held out if there are no validation files",
 ]
 Files = TypeVar("Files")
+Part = TypeVar("Part")
+TooLong = Literal["refuse", "skip", "truncate"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +45,16 @@ class SplitData(Generic[Files]):
 
     def splits(self) -> list[str]:
         return [split for split in STEMS if split != "test" or self._find(split) is not None]
+
+    def read(self, split: str) -> Any:
+        """The data of a split."""
+        files, is_held_out = self._locate(split)
+        part = self._read(files)
+        return part.part(split, self.valid_fraction) if is_held_out else part
+
+    def _read(self, files: Files) -> Any:
+        """The data of files, of which `part(split, valid_fraction)` gives a part."""
+        raise NotImplementedError
 
     def _locate(self, split: str) -> tuple[Files, bool]:
         """The files of a split, and whether only a part of them belongs to it."""
@@ -61,23 +76,23 @@ class SplitData(Generic[Files]):
         """The error message for a split without files."""
         if split == "test":
             return "there is no split 'test': set data.test=FILE, or use --split valid"
-        return f"there is no {split} file: set data.train=FILE, or data.folder"
+        names = ", ".join(f"train{suffix}" for suffix in TABLES)
+        return f"data.train=FILE is needed, or data.folder with one of {names}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileData(SplitData[Path]):
-    """Settings of data with one file for each split, such as train.tsv."""
+class TableData(SplitData[Path]):
+    """Settings of data with one table for each split, such as train.tsv."""
 
     train: Annotated[str, "Training file, in `folder` if that is set"] = ""
     valid: Annotated[str, "Validation file"] = ""
     test: Annotated[str, "Test file"] = ""
-    SUFFIX: ClassVar[str]
 
     def _find(self, split: str) -> Path | None:
         folder = check_folder(self.folder, "data.train")
         if name := getattr(self, split):
             return folder / name
-        paths = [folder / f"{stem}{self.SUFFIX}" for stem in STEMS[split]]
+        paths = [folder / f"{stem}{suffix}" for stem in STEMS[split] for suffix in TABLES]
         return next((path for path in paths if self.folder and is_here(path)), None)
 
 
@@ -105,6 +120,35 @@ def hold_out(count: int, fraction: float, seed: int) -> tuple[list[int], list[in
     held_out = min(max(round(count * fraction), 1), count - 1)
     validation = set(random.Random(seed).sample(range(count), held_out))
     return [row for row in range(count) if row not in validation], sorted(validation)
+
+
+def select_rows(part: Part, rows: Sequence[int]) -> Part:
+    """Some rows of a dataclass of parallel lists."""
+    lists = {name: value for name, value in vars(part).items() if isinstance(value, list)}
+    selected: dict[str, Any] = {name: [x[row] for row in rows] for name, x in lists.items()}
+    return replace(part, **selected)  # type: ignore[type-var]
+
+
+def fit_length(
+    name: str, lengths: Sequence[int], lines: Sequence[int], limit: int, too_long: TooLong
+) -> tuple[list[int], list[str]]:
+    """The rows to use, and a note on rows that are longer than the model: refused or left out.
+
+    With "truncate" they are used, and the caller truncates them.
+    """
+    long = [row for row, length in enumerate(lengths) if length > limit]
+    if long and too_long == "refuse":
+        raise DataError(
+            f"{name}: line {lines[long[0]]} has {lengths[long[0]]} tokens, more than "
+            f"model.max_length={limit} ({len(long):,} such lines): raise it, or set "
+            "train.too_long=skip or train.too_long=truncate"
+        )
+    rows = [row for row in range(len(lengths)) if too_long != "skip" or lengths[row] <= limit]
+    if not rows:
+        raise DataError(f"{name}: all lines exceed model.max_length={limit} tokens: raise it")
+    action = "left out" if too_long == "skip" else "truncated"
+    note = f"{name}: {len(long):,} lines of over {limit} tokens are {action}"
+    return rows, [note] if long else []
 
 
 def is_here(path: Path) -> bool:
@@ -147,6 +191,93 @@ def read_bytes(path: Path) -> bytes:
         raise UserError(f"cannot read {path} ({error.strerror}); check the path") from None
 
 
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: its values by column, and its file and line."""
+
+    values: dict[str, Any]
+    file: Path
+    line: int
+    problem: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    def text(self, column: str, setting: str) -> str:
+        """A value as text; `setting` names the column in `data`."""
+        if self.problem:
+            raise DataError(f"{self}: {self.problem}: fix the row, or remove it")
+        if column not in self.values:
+            close = difflib.get_close_matches(column, self.values, n=1)
+            fix = f"set data.{setting}={close[0] if close else 'COLUMN'}, or check the file"
+            if len(self.values) == 1:
+                fix = "put tabs between the columns, or name a table with commas .csv"
+            names = join_names(list(self.values))
+            raise DataError(f"{self}: no column '{column}' among {names}: {fix}")
+        value = self.values[column]
+        if isinstance(value, list | dict | None):
+            raise DataError(f"{self}: '{column}' is not a text: fix the row")
+        text = str(value).strip()
+        if not text:
+            raise DataError(f"{self}: '{column}' is empty: fix the row, or remove it")
+        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+            raise DataError(f"{self}: '{column}' contains a lone surrogate (\\ud…): fix it")
+        return text
+
+
+def read_rows(path: Path, *, has_header: bool = True) -> Iterator[Row]:
+    """The rows of a table: JSON lines, CSV, or columns between tabs, by the ending of its name.
+
+    A file with another ending is JSON lines if it begins with `{`, otherwise columns between tabs.
+    The keys of JSON objects, or the first row of other tables, are the names of the columns;
+    without a header columns are numbered from 1. A row with too few cells ends in empty ones.
+    Between tabs a quote is a character.
+    """
+    lines = read_lines(path)
+    suffix = Path(path.name.removesuffix(".gz")).suffix
+    is_object = lines[0].startswith("{") and suffix not in (".tsv", ".csv")
+    if is_object or suffix in (".json", ".jsonl"):
+        for number, line in enumerate(lines, start=1):
+            yield Row(_parse_json(line, f"{path}:{number}"), path, number)
+        return
+    names: list[str] = []
+    for number, cells in _read_csv(path, lines) if suffix == ".csv" else _split_tabs(lines):
+        if not names:
+            names = cells if has_header else [str(n) for n in range(1, len(cells) + 1)]
+            if has_header:
+                continue
+        values = dict(zip_longest(names, cells[: len(names)], fillvalue=""))
+        # A tab in a text shifts the columns after it.
+        problem = f"{len(cells)} columns where the first row has {len(names)}"
+        yield Row(values, path, number, problem if any(cells[len(names) :]) else "")
+
+
+def _split_tabs(lines: list[str]) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(lines, start=1):
+        yield number, [cell.strip() for cell in line.split("\t")]
+
+
+def _read_csv(path: Path, lines: list[str]) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each row, and the number of its last line: quoted cells may have line ends."""
+    reader = csv.reader(f"{line}\n" for line in lines)
+    try:
+        for cells in reader:
+            yield reader.line_num, [cell.strip() for cell in cells]
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: not CSV ({error}); fix the row") from None
+
+
+def _parse_json(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        reason = f"{str(error).partition(': line')[0]}, at character {getattr(error, 'colno', 1)}"
+        raise DataError(f"{where}: not JSON ({reason}); write one object per line") from None
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: not a JSON object; write one per line")
+    return row
+
+
 def read_pairs(source: Path, target: Path, skip_empty: bool) -> tuple[list[str], list[str], int]:
     """Two files whose lines translate each other, and how many pairs were skipped.
 
@@ -181,25 +312,13 @@ def _find_file(path: Path) -> Path:
     """The path, or its `.gz`; a missing file is a UserError with similar names."""
     zipped = path.with_name(path.name + ".gz") if path.name else path
     for candidate in (path, zipped):
-        if candidate.is_file():
+        if candidate.exists() and not candidate.is_dir():
             return candidate
     if path.is_dir():
-        raise UserError(f"{path} is a folder; give a text file in it{_similar_names(path, '')}")
-    if path.exists():  # a pipe or a device
-        return path
-    missing = path
-    while missing.parent != missing and not missing.parent.is_dir():
-        missing = missing.parent
-    kind = "file" if missing == path else "folder"
-    similar = _similar_names(missing.parent, missing.name)
-    raise UserError(f"no {kind} {missing}{similar}; check the path")
-
-
-def _similar_names(folder: Path, name: str) -> str:
-    """The end of an error message: names in the folder like this one (any, if it is empty)."""
-    try:
-        names = sorted(entry.removesuffix(".gz") for entry in os.listdir(folder))
-    except OSError:
-        return ""
-    similar = difflib.get_close_matches(name, names) if name else names[:3]
-    return f" (near names in {folder}: {', '.join(similar)})" if similar else ""
+        raise UserError(f"{path} is a folder; give a file in it")
+    if not path.parent.is_dir():
+        raise UserError(f"no folder {path.parent}; check the path")
+    names = [entry.name.removesuffix(".gz") for entry in path.parent.iterdir()]
+    similar = difflib.get_close_matches(path.name, names)
+    did_you_mean = f" (did you mean {', '.join(similar)}?)" if similar else ""
+    raise UserError(f"no file {path}{did_you_mean}; check the path")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Annotated, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from manyheads.data.midi import (
     STEP,
     VELOCITIES,
     Note,
-    Pedal,
     Performance,
     parse_performance,
     parse_voices,
@@ -102,21 +101,15 @@ def decode_grid(tokens: Sequence[str]) -> list[Performance]:
     for voice in range(len(VOICES)):
         notes, start = [], 0
         for token, run in groupby(tokens[voice : length : len(VOICES)]):
-            end, pitch = start + len(list(run)), _pitch(token)
-            if pitch is not None:
-                notes.append(Note(start, pitch, end, VELOCITIES // 2))
+            end = start + len(list(run))
+            match = PITCHED.fullmatch(token)
+            if match is not None and match[1] == "p":
+                notes.append(Note(start, int(match[2]), end, VELOCITIES // 2))
+            elif token != REST:
+                raise UserError(f"'{token}' is not a chorale token, such as p60 or {REST}")
             start = end
         voices.append(notes)
     return voices
-
-
-def _pitch(token: str) -> int | None:
-    if token == REST:
-        return None
-    match = PITCHED.fullmatch(token)
-    if match is None or match[1] != "p":
-        raise UserError(f"'{token}' is not a chorale token, such as p60 or {REST}")
-    return int(match[2])
 
 
 def transpose_word(word: str, semitones: int) -> str | None:
@@ -136,8 +129,8 @@ class PerformanceEvents:
     388 words, `on60 off60 shift25 velocity20`.
     """
 
-    pedal: Annotated[Pedal, "Whether the sustain pedal extends notes"] = "extend"
     kind: ClassVar[str] = "performance"
+    REMOVED: ClassVar[dict[str, tuple[Any, ...]]] = {"pedal": ("extend",)}
     step: ClassVar[int] = STEP
     unit: ClassVar[int] = 1
     least: ClassVar[int] = 64
@@ -154,7 +147,7 @@ class PerformanceEvents:
 
     def words(self, content: bytes, name: str, tempo: float = 1.0) -> list[str]:
         """The events of a MIDI file; a tempo of 2 is twice as fast."""
-        notes = parse_performance(content, name, self.pedal)
+        notes = parse_performance(content, name)
         _check_length([notes], self.step, name)
         if tempo != 1:
             notes = [

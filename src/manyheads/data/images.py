@@ -1,16 +1,11 @@
-"""Labelled images: folders of classes, idx files (as MNIST), arrays in a `.npz`.
+"""Labelled images: folders of classes, idx files (as MNIST), arrays in a `.npz`."""
 
-Labels are read first, and pixels when it is known which rows are needed.
-"""
-
-import hashlib
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from io import BytesIO
 from pathlib import Path
-from random import Random
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -21,6 +16,7 @@ from torch.nn import functional as F
 
 from manyheads.config import Between, Count
 from manyheads.data.augmentation import Augment, Mixing
+from manyheads.data.batching import digest_of
 from manyheads.data.corpus import (
     STEMS,
     SplitData,
@@ -56,24 +52,23 @@ class ImageSet:
 
     def digest(self) -> str:
         """A hash of images, labels and classes."""
-        total = hashlib.sha256(repr((self.pixels.shape, self.classes)).encode())
-        total.update(np.ascontiguousarray(self.pixels).data)
-        total.update(np.ascontiguousarray(self.labels).data)
-        return total.hexdigest()[:16]
+        return digest_of(self.pixels, self.labels, prefix=repr((self.pixels.shape, self.classes)))
 
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles:
-    """The labels of a split as in its files; `load` reads the pixels of some rows.
-
-    `load` gives (file name, images) for one file after another.
-    """
+    """The labels of a split as in its files, and its images: one array, or a file for each."""
 
     name: str
     labels: Int[np.ndarray, " _"]
     classes: list[str]
-    load: Callable[[Sequence[int]], Iterator[tuple[str, Pixels]]]
-    notes: tuple[str, ...] = ()
+    images: Pixels | list[Path]
+
+    def load(self, rows: Sequence[int]) -> list[tuple[str, Pixels]]:
+        """(file name, images) of some rows, by file."""
+        if isinstance(self.images, list):
+            return [(str(self.images[row]), load_image(self.images[row])) for row in rows]
+        return [(self.name, self.images[rows])]
 
 
 # Readers of the splits that have files, and the splits to hold out from train, in this order.
@@ -95,9 +90,6 @@ class ImageData(SplitData[Path]):
 
     size: Annotated[Count | None, "Resize images to squares of this side"] = None
     channels: Annotated[int | None, Between(1, 3), "Convert to 1 (grey) or 3 (colour)"] = None
-    max_train: Annotated[
-        int | None, Between(2), "Train on so many images, balanced by class; a prefix of more"
-    ] = None
     augment: Annotated[Augment, "Augmentation in training"] = field(default_factory=Augment)
     mixing: Annotated[Mixing, "Mixing of training images"] = field(default_factory=Mixing)
     kind: ClassVar[str] = "images"
@@ -111,10 +103,10 @@ class ImageData(SplitData[Path]):
         return [split for split in STEMS if split in {*readers, *held_out}]
 
     def read(self, split: str) -> ImageSet:
-        """The images of a split."""
+        """The images of a split, all with the size and channels of the first training image."""
         check_split(split, STEMS)
         readers, held_out = open_folder(self.folder)
-        train = readers["train"]()
+        files = train = readers["train"]()
         if len(np.unique(train.labels)) < 2:
             raise DataError(f"{train.name}: all images have one class: add images of a second")
         notes: list[str] = []
@@ -123,72 +115,68 @@ class ImageData(SplitData[Path]):
             _check_classes(files, train)
             rows = list(range(len(files.labels)))
         elif split == "train" or split in held_out:
-            files = train
-            rows, notes = self._choose_rows(train, split, held_out)
+            parts = {"train": list(range(len(train.labels)))}
+            for other in held_out:
+                parts["train"], parts[other] = self._hold_out(train, parts["train"], other)
+                notes.append(f"{len(parts[other]):,} of them held out for '{other}'")
+            rows = parts[split]
         else:
             raise UserError(f"{self.folder} has no test split: add its files, or use --split valid")
-        pixels = self._load(files, rows, train)
+        [first] = train.load([0])
+        pixels = np.concatenate([self._convert(image, first) for image in files.load(rows)])
         _, channels, height, width = pixels.shape
         counts = f"{len(files.labels):,} images of {len(np.unique(files.labels))} classes"
         note = f"{files.name}: {counts}, {height}×{width}, {CHANNELS[channels]}"
-        absent = [name for n, name in enumerate(train.classes) if n not in files.labels]
-        if absent:
-            notes.append(f"no image of the classes {join_names(absent)}")
-        return ImageSet(pixels, files.labels[rows], train.classes, (note, *files.notes, *notes))
+        return ImageSet(pixels, files.labels[rows], train.classes, (note, *notes))
 
-    def _choose_rows(
-        self, train: ImageFiles, split: str, held_out: tuple[str, ...]
-    ) -> tuple[list[int], list[str]]:
-        """The rows of the training files that are a split, and notes about them."""
-        labels: list[int] = train.labels.tolist()
-        rows = {"train": list(range(len(labels)))}
-        notes: list[str] = []
-        for other in held_out:
-            rows["train"], rows[other] = _hold_out(labels, rows["train"], self.valid_fraction)
-            if not rows[other]:
-                raise DataError(
-                    f"{train.name}: no class has two images, so none can be held out for "
-                    f"'{other}': add images, or files for that split"
-                )
-            notes.append(f"{len(rows[other]):,} of them held out for '{other}'")
-        counts = Counter(labels)
-        single = [name for n, name in enumerate(train.classes) if counts[n] == 1]
-        if single and held_out:
-            notes.append(f"classes with one image, which is not held out: {join_names(single)}")
-        if split == "train" and self.max_train is not None:
-            rows["train"] = _balance(labels, rows["train"], self.max_train)
-            notes.append(f"{len(rows['train']):,} of them for training, by data.max_train")
-        return rows[split], notes
+    def _hold_out(
+        self, train: ImageFiles, rows: list[int], split: str
+    ) -> tuple[list[int], list[int]]:
+        """Rows for training and rows held out: a fraction of each class with two or more images."""
+        members: dict[int, list[int]] = {}
+        for row in rows:
+            members.setdefault(int(train.labels[row]), []).append(row)
+        chosen: set[int] = set()
+        for label, class_rows in members.items():
+            if len(class_rows) > 1:
+                indices = hold_out(len(class_rows), self.valid_fraction, seed=label)[1]
+                chosen |= {class_rows[index] for index in indices}
+        if not chosen:
+            raise DataError(
+                f"{train.name}: no class has two images, so none can be held out for '{split}': "
+                "add images, or files for that split"
+            )
+        return [row for row in rows if row not in chosen], sorted(chosen)
 
-    def _load(self, files: ImageFiles, rows: Sequence[int], train: ImageFiles) -> Pixels:
-        """The pixels of some rows, all with the size and channels of the first training image."""
-        first = next(train.load([0])) if files is not train else None
-        converted = []
-        for name, pixels in files.load(rows):
-            first = first or (name, pixels)
-            self._check_shape(name, pixels, *first)
-            converted.append(_convert(pixels, self.size, self.channels))
-        return np.concatenate(converted)
-
-    def _check_shape(self, name: str, pixels: Pixels, first: str, expected: Pixels) -> None:
+    def _convert(self, image: tuple[str, Pixels], first: tuple[str, Pixels]) -> Pixels:
+        """Images in the configured size and channels, which must be those of the first image."""
+        (name, pixels), (first_name, expected) = image, first
         (channels, *sides), (first_channels, *first_sides) = pixels.shape[1:], expected.shape[1:]
         if self.channels is None and channels != first_channels:
             raise DataError(
-                f"{name}: {CHANNELS[channels]} where {first} is {CHANNELS[first_channels]}: set "
-                "data.channels=1 (grey) or data.channels=3 (colour)"
+                f"{name}: {CHANNELS[channels]} where {first_name} is {CHANNELS[first_channels]}: "
+                "set data.channels=1 (grey) or data.channels=3 (colour)"
             )
         if self.size is None and sides != first_sides:
             raise DataError(
-                f"{name}: {sides[0]}×{sides[1]} pixels where {first} has "
+                f"{name}: {sides[0]}×{sides[1]} pixels where {first_name} has "
                 f"{first_sides[0]}×{first_sides[1]}: resize all, for example with data.size=32"
             )
+        return convert(pixels, self.size, self.channels)
 
 
-def read_image(path: Path, size: int, channels: int) -> UInt8[np.ndarray, "channels height width"]:
-    return _convert(load_image(path), size, channels)[0]
+def _check_classes(files: ImageFiles, train: ImageFiles) -> None:
+    unknown = np.flatnonzero(~np.isin(files.labels, train.labels))
+    if len(unknown):
+        label = int(files.labels[unknown[0]])
+        name = train.classes[label] if label < len(train.classes) else str(label)
+        raise DataError(
+            f"{files.name}: image {unknown[0] + 1} has the class '{name}', which does not occur in "
+            f"{train.name}: add training images of it, or remove this one"
+        )
 
 
-def _convert(pixels: Pixels, size: int | None, channels: int | None) -> Pixels:
+def convert(pixels: Pixels, size: int | None, channels: int | None) -> Pixels:
     """Images resized to a square, and in grey or colour; None changes nothing."""
     if channels == 1 and pixels.shape[1] == 3:
         grey = np.einsum("nchw,c->nhw", pixels, np.array(LUMA, dtype=np.uint32))
@@ -202,41 +190,30 @@ def _convert(pixels: Pixels, size: int | None, channels: int | None) -> Pixels:
     return pixels
 
 
-def _hold_out(labels: list[int], rows: list[int], fraction: float) -> tuple[list[int], list[int]]:
-    """Rows for training and rows held out: a fraction of each class with two images or more."""
-    members: dict[int, list[int]] = {}
-    for row in rows:
-        members.setdefault(labels[row], []).append(row)
-    chosen: set[int] = set()
-    for label, class_rows in members.items():
-        if len(class_rows) > 1:
-            indices = hold_out(len(class_rows), fraction, seed=label)[1]
-            chosen |= {class_rows[index] for index in indices}
-    return [row for row in rows if row not in chosen], sorted(chosen)
+def read_image(path: Path, size: int, channels: int) -> UInt8[np.ndarray, "channels height width"]:
+    return convert(load_image(path), size, channels)[0]
 
 
-def _balance(labels: list[int], rows: list[int], count: int) -> list[int]:
-    """`count` of the rows: classes take turns, each with its next row of a seeded order."""
-    classes = len({labels[row] for row in rows})
-    if count < classes:
-        raise UserError(f"data.max_train={count} must be at least {classes}, one for each class")
-    taken: Counter[int] = Counter()
-    turns: list[tuple[int, int, int]] = []
-    for row in Random(0).sample(rows, len(rows)):
-        turns.append((taken[labels[row]], labels[row], row))
-        taken[labels[row]] += 1
-    return sorted(row for _, _, row in sorted(turns)[:count])
+def load_image(path: Path) -> Pixels:
+    """The image of a file, grey or colour; transparent pixels are shown on white."""
+    import_optional("PIL", "images")
+    from PIL import Image, ImageOps
 
-
-def _check_classes(files: ImageFiles, train: ImageFiles) -> None:
-    unknown = np.flatnonzero(~np.isin(files.labels, train.labels))
-    if len(unknown):
-        label = int(files.labels[unknown[0]])
-        name = train.classes[label] if label < len(train.classes) else str(label)
-        raise DataError(
-            f"{files.name}: image {unknown[0] + 1} has the class '{name}', which does not occur in "
-            f"{train.name}: add training images of it, or remove this one"
-        )
+    content = read_bytes(path)
+    try:
+        # Cameras store a rotated image and its orientation.
+        image: Any = ImageOps.exif_transpose(Image.open(BytesIO(content)))
+        image.load()
+    except Exception:  # each decoder of Pillow has errors of its own
+        raise DataError(f"{path}: broken, or not an image: replace or remove it") from None
+    if image.mode.startswith(("I", "F")):
+        raise DataError(f"{path}: more than 8 bits per channel: save it with 8")
+    mode = "L" if image.mode in ("1", "L", "LA", "La") else "RGB"
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image.convert("RGBA"))
+    pixels = np.array(image.convert(mode)).reshape(image.height, image.width, -1)
+    return rearrange(pixels, "height width channels -> 1 channels height width")
 
 
 def open_folder(name: str) -> Layout:
@@ -255,7 +232,7 @@ def open_folder(name: str) -> Layout:
     return _open_class_folders(folder)
 
 
-# Folders of classes
+# --- Folders of classes ---
 
 
 def _open_class_folders(folder: Path) -> Layout:
@@ -269,65 +246,38 @@ def _open_class_folders(folder: Path) -> Layout:
         names = [path.name for path in splits.values()]
         raise DataError(f"{folder}: no folder train next to {join_names(names)}: add it")
     train = splits.get("train", folder)
-    classes = [path.name for path in _subfolders(train)]
-    if not classes:
-        raise DataError(f"{train}: no folders of classes in it: use {LAYOUTS}")
+    classes = _subfolders(train)
     if all(name.isdecimal() for name in classes):
         classes.sort(key=int)
-    for path in splits.values():
-        unknown = [subfolder for subfolder in _subfolders(path) if subfolder.name not in classes]
-        if unknown:
-            raise DataError(
-                f"{unknown[0]}: this class is not in {train}; add it there, or remove it"
-            )
-    if not splits:
-        return {"train": partial(_read_classes, folder, classes, folder)}, ("test", "valid")
-    # Images next to the splits are reported once, with the training split.
-    readers = {
-        split: partial(_read_classes, path, classes, folder if split == "train" else path)
-        for split, path in splits.items()
-    }
-    return {**readers}, () if "valid" in splits else ("valid",)
+    held_out = () if "valid" in splits else ("valid",) if splits else ("test", "valid")
+    return {
+        split: partial(_read_classes, path, classes, train)
+        for split, path in (splits or {"train": folder}).items()
+    }, held_out
 
 
-def _subfolders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] not in "._")
+def _subfolders(folder: Path) -> list[str]:
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    return [name for name in names if name[0] not in "._"]
 
 
-def _is_image(path: Path) -> bool:
-    is_visible = path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
-    return is_visible and not path.is_dir()
-
-
-def _read_classes(folder: Path, classes: list[str], root: Path) -> ImageFiles:
-    """The images of a split; those outside folders of classes in `root` are reported."""
+def _read_classes(folder: Path, classes: list[str], train: Path) -> ImageFiles:
     files: list[Path] = []
     labels: list[int] = []
-    others = 0
-    for path in _subfolders(folder):
-        inside = sorted(file for file in path.iterdir() if not file.name.startswith("."))
-        images = [file for file in inside if _is_image(file)]
-        if not images:
+    for name in _subfolders(folder):
+        path = folder / name
+        if name not in classes:
+            raise DataError(f"{path}: this class is not in {train}; add it there, or remove it")
+        images = find_images(path)
+        if images == [path]:
             raise DataError(
                 f"{path}: no image ({', '.join(SUFFIXES)}) in this folder: add some, or remove it"
             )
-        others += sum(not file.is_dir() for file in inside) - len(images)
         files += images
-        labels += [classes.index(path.name)] * len(images)
+        labels += [classes.index(name)] * len(images)
     if not files:
         raise DataError(f"{folder}: no folders of classes in it: use {LAYOUTS}")
-    notes = [f"{others:,} files other than {', '.join(SUFFIXES)} left out"] if others else []
-    loose = {file for file in root.iterdir() if _is_image(file)} | {*find_images(folder)}
-    loose -= {*files}
-    if loose:
-        names = join_names([str(file.relative_to(root)) for file in sorted(loose)], 3)
-        notes.append(f"{len(loose):,} images left out, not directly in a folder of a class {names}")
-
-    def load(rows: Sequence[int]) -> Iterator[tuple[str, Pixels]]:
-        for row in rows:
-            yield str(files[row]), load_image(files[row])
-
-    return ImageFiles(str(folder), np.array(labels, dtype=np.int64), classes, load, tuple(notes))
+    return ImageFiles(str(folder), np.array(labels, dtype=np.int64), classes, files)
 
 
 def find_images(path: Path) -> list[Path]:
@@ -337,46 +287,13 @@ def find_images(path: Path) -> list[Path]:
     """
     images = []
     for file in path.rglob("*") if path.is_dir() else ():
-        folders = file.relative_to(path).parent.parts
-        if _is_image(file) and not any(name.startswith(".") for name in folders):
+        is_hidden = any(name.startswith(".") for name in file.relative_to(path).parts)
+        if file.suffix.lower() in SUFFIXES and not is_hidden:
             images.append(file)
     return sorted(images) or [path]
 
 
-def load_image(path: Path) -> Pixels:
-    """The image of a file, grey or colour; transparent pixels are shown on white."""
-    import_optional("PIL", "images")
-    from PIL import Image, ImageOps
-
-    if path.is_dir():
-        raise UserError(
-            f"{path} is a folder, not an image: give image files ({', '.join(SUFFIXES)}), or a "
-            "folder of them"
-        )
-    if not path.is_file():
-        raise UserError(f"no file {path}: check the path")
-    if not path.stat().st_size:
-        raise DataError(f"{path}: the file is empty: replace or remove it")
-    try:
-        with Image.open(path) as file:
-            # Cameras store a rotated image and its orientation.
-            image: Any = ImageOps.exif_transpose(file)
-            image.load()
-    except PermissionError:
-        raise UserError(f"cannot read {path}: check its permissions") from None
-    except Exception:  # each decoder of Pillow has errors of its own
-        raise DataError(f"{path}: broken, or not an image: replace or remove it") from None
-    if image.mode.startswith(("I", "F")):
-        raise DataError(f"{path}: more than 8 bits per channel: save it with 8")
-    mode = "L" if image.mode in ("1", "L", "LA", "La") else "RGB"
-    if image.has_transparency_data:
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image.convert("RGBA"))
-    pixels = np.array(image.convert(mode)).reshape(image.height, image.width, -1)
-    return rearrange(pixels, "height width channels -> 1 channels height width")
-
-
-# Idx files, and arrays in a .npz
+# --- Idx files, and arrays in a .npz ---
 
 
 def _open_idx(folder: Path) -> Layout:
@@ -436,11 +353,10 @@ def _open_archive(path: Path) -> Layout:
 
 def _load_npz(path: Path, name: str | None) -> Any:
     """An array of a .npz, or without a name the names of all."""
+    content = BytesIO(read_bytes(path))
     try:
-        with np.load(path) as arrays:
+        with np.load(content) as arrays:
             return list(arrays.files) if name is None else np.asarray(arrays[name])
-    except PermissionError:
-        raise UserError(f"cannot read {path}: check its permissions") from None
     except Exception:  # a damaged archive fails in many ways
         raise DataError(f"{path}: broken, or not a .npz of plain arrays: save it again") from None
 
@@ -453,7 +369,7 @@ def _read_arrays(
     classes: list[str],
 ) -> ImageFiles:
     """Images in one array, [n h w] or [n h w c]; without names, classes are numbers."""
-    labels = load_labels()
+    pixels, labels = load_images(), load_labels()
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
@@ -469,21 +385,17 @@ def _read_arrays(
         raise DataError(
             f"{labels_name}: label {wrong[0] + 1} is {labels[wrong[0]]}, not from 0 to {limit - 1}"
         )
-
-    def load(rows: Sequence[int]) -> Iterator[tuple[str, Pixels]]:
-        pixels = load_images()
-        shape = list(pixels.shape)
-        has_axes = len(shape) == 3 or (len(shape) == 4 and shape[3] in CHANNELS)
-        if pixels.dtype != np.uint8 or 0 in shape or not has_axes:
-            raise DataError(
-                f"{name}: {pixels.dtype} of shape {shape}, but images must be uint8 [n, height, "
-                "width] or [n, height, width, 1 or 3]"
-            )
-        if len(pixels) != len(labels):
-            raise DataError(
-                f"{name}: {len(pixels):,} images, but {len(labels):,} labels: make them equal"
-            )
-        yield name, rearrange(pixels.reshape(*shape[:3], -1)[rows], "n h w c -> n c h w")
-
+    shape = list(pixels.shape)
+    has_axes = len(shape) == 3 or (len(shape) == 4 and shape[3] in CHANNELS)
+    if pixels.dtype != np.uint8 or 0 in shape or not has_axes:
+        raise DataError(
+            f"{name}: {pixels.dtype} of shape {shape}, but images must be uint8 [n, height, width] "
+            "or [n, height, width, 1 or 3]"
+        )
+    if len(pixels) != len(labels):
+        raise DataError(
+            f"{name}: {len(pixels):,} images, but {len(labels):,} labels: make them equal"
+        )
+    images = rearrange(pixels.reshape(*shape[:3], -1), "n h w c -> n c h w")
     classes = classes or [str(number) for number in range(int(labels.max()) + 1)]
-    return ImageFiles(name, labels.astype(np.int64), classes, load)
+    return ImageFiles(name, labels.astype(np.int64), classes, images)

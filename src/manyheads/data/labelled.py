@@ -1,19 +1,22 @@
-"""Labelled texts and pairs of texts: the nine tasks of GLUE, and tables of your own.
+"""Labelled texts and pairs of texts: the nine tasks of GLUE, and tables of your own."""
 
-Tables are TSV: columns between tabs, one row per line, no quoting (a quote is a character).
-"""
-
-import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Int
 
-from manyheads.data.corpus import FileData, check_folder, hold_out, join_names, read_lines
+from manyheads.data.corpus import (
+    TableData,
+    check_folder,
+    hold_out,
+    join_names,
+    read_rows,
+    select_rows,
+)
 from manyheads.errors import DataError, UserError
 
 Text = str | tuple[str, str]
@@ -27,26 +30,15 @@ class Labelled:
     """
 
     texts: list[Text]
-    labels: list[str]
-    numbers: list[float]
+    labels: list[str] | list[float]
     lines: list[int]
     name: str
     notes: tuple[str, ...] = ()
 
-    def rows(self, rows: list[int]) -> "Labelled":
-        """Some of the rows."""
-        return replace(
-            self,
-            texts=[self.texts[row] for row in rows],
-            labels=[self.labels[row] for row in rows] if self.labels else [],
-            numbers=[self.numbers[row] for row in rows] if self.numbers else [],
-            lines=[self.lines[row] for row in rows],
-        )
-
     def part(self, split: str, valid_fraction: float) -> "Labelled":
         """The rows for training or validation; every label of validation occurs in training."""
         train, valid = hold_out(len(self.texts), valid_fraction, seed=0)
-        if self.labels:
+        if isinstance(self.labels[0], str):
             known = {self.labels[row] for row in train}
             valid = [row for row in valid if self.labels[row] in known]
             train = sorted({*range(len(self.texts))} - {*valid})
@@ -56,7 +48,7 @@ class Labelled:
                 "rows, set data.valid, or set data.answer=number if the labels are numbers"
             )
         rows, use = (valid, "held out") if split == "valid" else (train, "for training")
-        return replace(self.rows(rows), notes=(*self.notes, f"{len(rows):,} of them {use}"))
+        return replace(select_rows(self, rows), notes=(*self.notes, f"{len(rows):,} of them {use}"))
 
 
 FILES = {"train": "train.tsv", "valid": "dev.tsv"}
@@ -107,12 +99,12 @@ SETTINGS_OF_GLUE = ("task", "folder", "broken_rows")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledData(FileData):
+class LabelledData(TableData):
     """A task of GLUE from its official files, or tables of your own.
 
     For GLUE, `folder` is the folder of the task or its parent. The other settings are for tables
-    of your own: in `folder`, train.tsv, valid.tsv (or dev.tsv) and test.tsv are found by name,
-    and columns are names in the header or, without a header, numbers from 1.
+    of your own: in `folder`, train.tsv (or .csv, .jsonl), valid.tsv (or dev.tsv) and test.tsv are
+    found by name, and columns are names in the header or, without a header, numbers from 1.
     """
 
     task: Annotated[
@@ -127,7 +119,6 @@ class LabelledData(FileData):
         Literal["refuse", "skip"], "Rows without text or label, or with too many columns"
     ] = "refuse"
     kind: ClassVar[str] = "labelled"
-    SUFFIX: ClassVar[str] = ".tsv"
 
     def __post_init__(self) -> None:
         for setting in fields(self):
@@ -138,16 +129,6 @@ class LabelledData(FileData):
                     f"data.{setting.name}={value} is for tables of your own, and data.task="
                     f"{self.task} has official ones: remove it, or set data.task=own"
                 )
-        columns = {"text": self.text, "pair": self.pair, "label": self.label}
-        for name, value in columns.items():
-            if (not value and name != "pair") or (value.isdecimal() and int(value) == 0):
-                raise UserError(
-                    f"data.{name}={value} is not a column: set its name in the header, or its "
-                    "number from 1 if there is no header"
-                )
-        names = [value for value in columns.values() if value]
-        if len(set(names)) < len(names):
-            raise UserError(f"data.text, data.pair and data.label must differ (not {names})")
 
     @property
     def _glue(self) -> Glue | None:
@@ -167,17 +148,11 @@ class LabelledData(FileData):
     def splits(self) -> list[str]:
         return super().splits() if self._glue is None else list(self._glue.files)
 
-    def read(self, split: str) -> Labelled:
-        """The rows of a split."""
-        path, is_held_out = self._locate(split)
-        rows = self._read_table(path)
-        return rows.part(split, self.valid_fraction) if is_held_out else rows
-
     def label_names(self, train: Labelled) -> tuple[str, ...]:
         """The labels in the order of their class indices; a regression has one, `score`."""
         if self.regression:
             return ("score",)
-        names = sorted(set(train.labels))
+        names = sorted({str(label) for label in train.labels})
         if len(names) < 2:
             raise DataError(
                 f"{train.name}: every label is '{names[0]}', and a classifier needs two: check "
@@ -220,78 +195,44 @@ class LabelledData(FileData):
     def _missing(self, split: str) -> str:
         if self._glue is not None:
             return f"the test labels of {self._glue.folder} are not public: use --split valid"
-        if split == "test":
-            return super()._missing(split)
-        return (
-            "data.train is needed (or train.tsv in data.folder): columns between tabs, e.g. "
-            "data.train=reviews.tsv data.text=review data.label=stars"
-        )
+        return super()._missing(split)
 
-    def _read_table(self, path: Path) -> Labelled:
+    def _read(self, path: Path) -> Labelled:
         skip = "skip" in (self.broken_rows, self._glue and self._glue.broken_rows)
-        lines = read_lines(path)
         has_header = not all(name.isdecimal() for name in self.columns)
-        header = [cell.strip() for cell in lines[0].split("\t")] if has_header else []
-        columns = [self._column_index(path, name, header) for name in self.columns]
         texts: list[Text] = []
-        answers: list[str] = []
-        numbers: list[int] = []
-        for number, line in enumerate(lines[has_header:], start=1 + has_header):
-            cells = [cell.strip() for cell in line.split("\t")]
-            problem = self._find_problem(cells, columns, len(header))
-            if problem and not skip:
-                raise DataError(f"{path}:{number}: {problem}; fix it, or set data.broken_rows=skip")
-            if not problem:
-                answer, first, *second = [cells[column] for column in columns]
-                texts.append((first, second[0]) if second else first)
-                answers.append(answer)
-                numbers.append(number)
+        labels: list[str] = []
+        lines: list[int] = []
+        skipped = 0
+        for row in read_rows(path, has_header=has_header):
+            try:
+                settings = zip(self.columns, ("label", "text", "pair"), strict=False)
+                label, first, *second = [row.text(*column) for column in settings]
+            except DataError as error:
+                if not {*self.columns} <= {*row.values}:
+                    raise
+                if not skip:
+                    raise DataError(f"{error}, or set data.broken_rows=skip") from None
+                skipped += 1
+                continue
+            texts.append((first, second[0]) if second else first)
+            labels.append(label)
+            lines.append(row.line)
         if not texts:
-            content = "a header" if header and len(lines) == 1 else "broken rows"
-            raise DataError(f"{path}: nothing but {content}; give a file with labelled rows")
-        skipped = len(lines) - has_header - len(texts)
+            raise DataError(f"{path}: no row with text and label; give a file with labelled rows")
         without = f", without {skipped:,} broken ones" if skipped else ""
         return Labelled(
             texts=texts,
-            labels=[] if self.regression else answers,
-            numbers=_parse_numbers(path, numbers, answers) if self.regression else [],
-            lines=numbers,
+            labels=_parse_numbers(path, lines, labels) if self.regression else labels,
+            lines=lines,
             name=str(path),
             notes=(f"{path}: {len(texts):,} rows{without}",),
         )
 
-    def _column_index(self, path: Path, name: str, header: list[str]) -> int:
-        if not header:
-            return int(name) - 1
-        if name in header:
-            return header.index(name)
-        close = difflib.get_close_matches(name, header, n=1)
-        if len(header) == 1:
-            fix = "put tabs between the columns"
-        elif close:
-            fix = f"did you mean '{close[0]}'?"
-        elif self._glue is not None:
-            fix = f"is it the official file of {self._glue.folder}?"
-        else:
-            fix = "set data.text and data.label, to numbers if there is no header"
-        raise DataError(f"{path}:1: no column '{name}' in the header {join_names(header)}: {fix}")
-
-    def _find_problem(self, cells: list[str], columns: list[int], width: int) -> str | None:
-        """The reason why a row is broken; `width` is the number of columns of the header."""
-        if len(cells) <= max(columns):
-            count = f"{len(cells)} columns" if len(cells) > 1 else "one column"
-            return f"{count} where {width or max(columns) + 1} are needed"
-        if width and any(cells[width:]):  # a tab in a text shifts the columns after it
-            return f"{len(cells)} columns where the header has {width}"
-        for name, column in zip(self.columns, columns, strict=True):
-            if not cells[column]:
-                return f"an empty {'label' if name == self.columns[0] else 'text'} (column {name})"
-        return None
-
 
 def class_indices(part: Labelled, names: Sequence[str]) -> Int[np.ndarray, " rows"]:
     """The class index of each row: the position of its label among the names."""
-    indices = {name: index for index, name in enumerate(names)}
+    indices: dict[Any, int] = {name: index for index, name in enumerate(names)}
     for line, label in zip(part.lines, part.labels, strict=True):
         if label not in indices:
             raise DataError(

@@ -1,19 +1,19 @@
 """Running text: files, one stream of tokens, and the windows of it that a step trains on."""
 
-import hashlib
 import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property, lru_cache
-from itertools import chain
+from functools import lru_cache
+from itertools import chain, groupby
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
+from manyheads.data.batching import digest_of
 from manyheads.data.corpus import SplitData, check_folder, read_lines
 from manyheads.errors import DataError, UserError
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -29,30 +29,18 @@ NOT_TEXT = (".md", ".json", ".toml")
 BLOCK = 1 << 17
 CALL = 1 << 21
 
-REST_OF_WORD = re.compile(r"(\w|['’]\w)*")
-
-
-@dataclass(frozen=True)
-class Document:
-    """Consecutive sentences, and where the first of them is.
-
-    The sentences of a running text are its lines, each with its line end.
-    """
-
-    sentences: list[str]
-    file: str
-    line: int
+REST_OF_WORD = re.compile(r"\A(\w|['’]\w)*")
 
 
 @dataclass(frozen=True)
 class Texts:
-    """The documents of one split; `name` is for messages.
+    """The documents of one split, each a list of sentences, or of one running text.
 
     If a line is a sentence, its end is predicted too: it counts as one character, one byte
-    (its line end) and one word.
+    (its line end) and one word. `name` is for messages.
     """
 
-    documents: list[Document]
+    documents: list[list[str]]
     lines: Lines
     notes: tuple[str, ...] = ()
     name: str = "the text"
@@ -73,33 +61,49 @@ class Texts:
         """The strings that a tokenizer gets, in training and in use."""
         return [string for document in self.documents for string in self.blocks(document)]
 
-    def blocks(self, document: Document) -> list[str]:
+    def blocks(self, document: list[str]) -> list[str]:
         """The strings of one document: its sentences, or long blocks of a running text."""
-        return document.sentences if self.lines == "sentences" else list(_blocks(document))
+        return document if self.lines == "sentences" else list(_blocks(*document))
 
     def part(self, split: str, valid_fraction: float) -> "Texts":
-        """The beginning for training, or the end for validation."""
-        cut = _cut_characters if self.lines == "text" else _cut_sentences
-        documents = cut(self.documents, valid_fraction)[split == "valid"]
+        """The beginning for training, or the end for validation.
+
+        Documents are divided, a single one by sentences, and running text by characters.
+        """
+        documents = self.documents
+        if self.lines == "text":
+            parts = _cut_text(documents, valid_fraction)
+        elif len(documents) > 1:
+            first = _first_part(len(documents), valid_fraction)
+            parts = documents[:first], documents[first:]
+        else:
+            [sentences] = documents
+            if len(sentences) < 2:
+                raise DataError(
+                    f"{self.name}: one sentence cannot be divided into training and validation: "
+                    "add text, or a file NAME.valid.txt"
+                )
+            first = _first_part(len(sentences), valid_fraction)
+            parts = [sentences[:first]], [sentences[first:]]
         which = "the last part" if split == "valid" else "the first part"
-        return replace(self, documents=documents, name=f"{self.name}, {which}")
+        return replace(self, documents=parts[split == "valid"], name=f"{self.name}, {which}")
 
     def _sentences(self) -> Iterator[str]:
-        return chain.from_iterable(document.sentences for document in self.documents)
+        return chain.from_iterable(self.documents)
 
     @property
     def _ends(self) -> int:
         return 0 if self.lines == "text" else sum(1 for _ in self._sentences())
 
 
-def _blocks(document: Document) -> Iterator[str]:
+def _blocks(text: str) -> Iterator[str]:
     """A running text in blocks of complete lines.
 
     A block ends where every tokenizer splits anyway: between two words with only a line end
     between them, or before a space that belongs to the next word. A text without such a boundary
     for long (code with deep indents) is cut at some line end.
     """
-    lines, start, size = document.sentences, 0, 0
+    lines, start, size = re.findall(r"[^\n]*\n|[^\n]+", text), 0, 0
     for row, line in enumerate(lines):
         if size >= BLOCK:
             is_boundary = re.search(r"\S\n\S|\n \S", lines[row - 1][-2:] + line[:2])
@@ -124,22 +128,20 @@ class TextData(SplitData[list[Path]]):
 
     file: Annotated[str, "One text file, in `folder` if that is set"] = ""
     lines: Annotated[Lines, "Whether files are running text or one sentence per line"] = "text"
-    short: Annotated[
-        Literal["refuse", "skip"], "Documents with one sentence, in next-sentence prediction"
-    ] = "refuse"
     kind: ClassVar[str] = "text"
+    REMOVED: ClassVar[dict[str, tuple[Any, ...]]] = {"short": ("refuse", "skip")}
 
     def read(self, split: str) -> Texts:
-        paths, is_held_out = self._locate(split)
-        documents = [document for path in paths for document in self._documents(path)]
-        name = str(paths[0]) if len(paths) == 1 else f"{self.folder} ({len(paths)} files)"
-        texts = Texts(documents, self.lines, name=name)
-        if is_held_out:
-            texts = texts.part(split, self.valid_fraction)
+        texts: Texts = super().read(split)
         count = len(texts.documents)
         documents_note = f"{count:,} documents, " if count > 1 else ""
         note = f"{texts.name}: {documents_note}{texts.characters:,} characters"
         return replace(texts, notes=(note,))
+
+    def _read(self, paths: list[Path]) -> Texts:
+        documents = [document for path in paths for document in self._documents(path)]
+        name = str(paths[0]) if len(paths) == 1 else f"{self.folder} ({len(paths)} files)"
+        return Texts(documents, self.lines, name=name)
 
     def _find(self, split: str) -> list[Path] | None:
         return self._files()[split] or None
@@ -173,23 +175,14 @@ class TextData(SplitData[list[Path]]):
             )
         return files
 
-    def _documents(self, path: Path) -> Iterator[Document]:
+    def _documents(self, path: Path) -> list[list[str]]:
         lines = read_lines(path)
         if not any(line.strip() for line in lines):
             raise DataError(f"{path}: every line is empty; replace or remove the file")
         if self.lines == "text":
-            yield Document([line + "\n" for line in lines], str(path), 1)
-            return
-        sentences: list[str] = []
-        for row, line in enumerate([*lines, ""], start=1):
-            if sentence := line.strip():
-                sentences.append(sentence)
-            elif sentences:
-                yield Document(sentences, str(path), row - len(sentences))
-                sentences = []
-
-
-Parts = tuple[list[Document], list[Document]]
+            return [["\n".join([*lines, ""])]]
+        groups = groupby((line.strip() for line in lines), bool)
+        return [list(sentences) for has_words, sentences in groups if has_words]
 
 
 def _first_part(count: int, valid_fraction: float) -> int:
@@ -201,97 +194,50 @@ def _first_part(count: int, valid_fraction: float) -> int:
     return min(max(first, 1), count - 1)
 
 
-def _cut_characters(documents: list[Document], valid_fraction: float) -> Parts:
+def _cut_text(
+    documents: list[list[str]], valid_fraction: float
+) -> tuple[list[list[str]], list[list[str]]]:
     """The first and the last characters; the document with the cut becomes two.
 
     The second part begins with a word: the rest of a word that the cut divides is left out.
     """
-    sizes = [sum(map(len, document.sentences)) for document in documents]
+    sizes = [len(text) for [text] in documents]
     left = _first_part(sum(sizes), valid_fraction)
     number = int(np.searchsorted(np.cumsum(sizes), left, "right"))
-    document, left = documents[number], left - sum(sizes[:number])
-    lines, ends = document.sentences, np.cumsum([len(line) for line in document.sentences])
-    row = int(np.searchsorted(ends, left, "right"))
-    cut = left - int(ends[row - 1]) if row else left
-    first, last = [*lines[:row], lines[row][:cut]], [lines[row][cut:], *lines[row + 1 :]]
-    if cut and lines[row][cut - 1].isalnum():
-        rest = REST_OF_WORD.match(last[0])
-        after_word = [last[0][rest.end() if rest else 0 :], *last[1:]]
-        last = after_word if any(map(str.strip, after_word)) else last
-    before = [replace(document, sentences=first if cut else first[:-1])] if left else []
-    after = replace(document, sentences=last, line=document.line + row)
-    return [*documents[:number], *before], [after, *documents[number + 1 :]]
-
-
-def _cut_sentences(documents: list[Document], valid_fraction: float) -> Parts:
-    """The first and the last documents, or sentences if there is one document."""
-    if len(documents) > 1:
-        first = _first_part(len(documents), valid_fraction)
-        return documents[:first], documents[first:]
-    [document] = documents
-    sentences, file, line = document.sentences, document.file, document.line
-    if len(sentences) < 2:
-        raise DataError(
-            f"{file}:{line}: one sentence cannot be divided into training and validation: add "
-            "text, or a file NAME.valid.txt"
-        )
-    first = _first_part(len(sentences), valid_fraction)
-    last = Document(sentences[first:], file, line + first)
-    return [replace(document, sentences=sentences[:first])], [last]
+    [text], left = documents[number], left - sum(sizes[:number])
+    first, last = text[:left], text[left:]
+    if first[-1:].isalnum():
+        after_word = REST_OF_WORD.sub("", last, count=1)
+        last = after_word if after_word.strip() else last
+    before = [[first]] if first else []
+    return [*documents[:number], *before], [[last], *documents[number + 1 :]]
 
 
 class EncodedText:
     """A text as one stream of tokens, `flat`.
 
     With `ends`, for causal models, an end token follows each sentence, or each document of a
-    running text. `document_starts` holds the position of each document and the end of the last;
-    `word_starts`, with `words`, marks tokens that begin a word.
+    running text. `document_starts` and `sentence_starts` hold the position of each and the end of
+    the last.
     """
 
-    def __init__(
-        self, texts: Texts, tokenizer: Tokenizer, *, ends: bool, words: bool = False
-    ) -> None:
+    def __init__(self, texts: Texts, tokenizer: Tokenizer, *, ends: bool) -> None:
         self.name = texts.name
-        self._texts, self._tokenizer = texts, tokenizer
         blocks = [texts.blocks(document) for document in texts.documents]
         stops = np.cumsum([0, *map(len, blocks)])
         strings = list(chain.from_iterable(blocks))
         has_end = np.full(len(strings), ends and texts.lines == "sentences")
         has_end[stops[1:] - 1] = ends
-        tokens, word_starts, starts = array("i"), bytearray(), [0]
-        encoded = _encode(strings, tokenizer, words)
-        for (ids, begins), add_end in zip(encoded, has_end, strict=True):
+        tokens, starts = array("i"), [0]
+        for ids, add_end in zip(_encode(strings, tokenizer), has_end, strict=True):
             tokens.extend(ids)
-            word_starts.extend(begins)
             if add_end:
                 tokens.append(tokenizer.end)
-                word_starts.append(True)
             starts.append(len(tokens))
-        self._block_starts = np.array(starts)
+        # A running text has blocks in place of sentences.
+        self.sentence_starts: Int[np.ndarray, " s1"] = np.array(starts)
         self.flat: Int[np.ndarray, " n"] = np.array(tokens, dtype=np.int32)
-        self.word_starts: Bool[np.ndarray, " n"] | None = (
-            np.array(word_starts, bool) if words else None
-        )
-        self.document_starts: Int[np.ndarray, " d1"] = self._block_starts[stops]
-
-    @cached_property
-    def sentence_starts(self) -> Int[np.ndarray, " s1"]:
-        """The position of each sentence in the stream, and the end of the last.
-
-        A line of a running text begins with the first token that begins in it, so a line that
-        lies inside a token is empty.
-        """
-        if self._texts.lines == "sentences":
-            return self._block_starts
-        starts: list[Int[np.ndarray, " _"]] = []
-        for document, begin in zip(self._texts.documents, self.document_starts, strict=False):
-            offsets, done = array("q"), 0
-            for block in self._texts.blocks(document):
-                offsets.extend(done + start for start, _ in self._tokenizer.offsets(block))
-                done += len(block)
-            lines = np.cumsum([0, *map(len, document.sentences[:-1])])
-            starts.append(begin + np.searchsorted(offsets, lines))
-        return np.concatenate([*starts, self.document_starts[-1:]])
+        self.document_starts: Int[np.ndarray, " d1"] = self.sentence_starts[stops]
 
     def document_of(self, positions: Int[np.ndarray, "*p"]) -> Int[np.ndarray, "*p"]:
         """The number of the document of each position of the stream."""
@@ -309,26 +255,24 @@ class EncodedText:
 
     def digest(self) -> str:
         """A hash of the stream and its divisions."""
-        total = hashlib.sha256()
-        for part in (self.flat, self.document_starts, self._block_starts):
-            total.update(part.tobytes())
-        return total.hexdigest()[:16]
+        return digest_of(self.flat, self.document_starts, self.sentence_starts)
 
 
-def _encode(
-    strings: list[str], tokenizer: Tokenizer, words: bool
-) -> Iterator[tuple[list[int], list[bool]]]:
-    """The ids of each string and, with `words`, which of them begin a word."""
+def _encode(strings: list[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
+    """The ids of each string, with a limit on the characters in one call."""
     start = size = 0
     for row, string in enumerate([*strings, ""]):
         size += len(string)
         if row == len(strings) or size > CALL:
-            batch = strings[start : row + 1]
+            yield from tokenizer.encode_batch(strings[start : row + 1])
             start, size = row + 1, 0
-            if words:
-                yield from tokenizer.encode_words(batch)
-            else:
-                yield from ((ids, []) for ids in tokenizer.encode_batch(batch))
+
+
+def room_for_text(max_length: int, special_tokens: int) -> int:
+    """The tokens of a window next to special tokens."""
+    if max_length < special_tokens + 2:
+        raise UserError(f"model.max_length={max_length} leaves no room for text: raise it")
+    return max_length - special_tokens
 
 
 def gather(
@@ -365,15 +309,15 @@ class Windows:
                 f"{name}: {tokens} tokens are too few to train on windows of {length}: add text, "
                 "or lower model.max_length"
             )
-        self.length, self.rows, self.seed = length, rows, seed
+        self.length, self.count, self.seed = length, rows, seed
         self.per_epoch = max(1, (tokens - length + 1) // length if moving else tokens // length)
         self._offsets = tokens - self.per_epoch * length + 1 if moving else 1
         # A step may end one epoch and begin the next.
         self._epoch = lru_cache(maxsize=2)(self._cut)
 
-    def starts(self, step: int) -> Int[np.ndarray, " rows"]:
+    def rows(self, step: int) -> Int[np.ndarray, " rows"]:
         """Where the windows of this step begin (steps count from 0)."""
-        begin, stop = step * self.rows, (step + 1) * self.rows
+        begin, stop = step * self.count, (step + 1) * self.count
         parts = []
         while begin < stop:
             epoch, index = divmod(begin, self.per_epoch)

@@ -4,13 +4,14 @@ Randomness is passed in as a Generator, so that the corruption of a step is a pu
 (seed, step).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from manyheads.config import Between, Fraction, Positive, Probability, Renamed
+from manyheads.config import Between, Fraction, Positive, Probability
 from manyheads.errors import UserError
 
 Tokens = Int[np.ndarray, " _"]  # any number of tokens: texts may differ in length
@@ -19,12 +20,20 @@ Rate = Annotated[
     float, Between(0, 1, open_low=True, open_high=True), "Fraction of the tokens to predict"
 ]
 MeanLength = Annotated[float, Between(1), "Mean length of a span in tokens"]
-Unit = Annotated[
-    Literal["subwords", "words"], Renamed(pieces="subwords"), "Mask subwords or complete words"
-]
 Masking = Annotated[
     Literal["dynamic", "static"], "Mask other tokens in every epoch, or always the same"
 ]
+UNIT = {"unit": ("pieces", "subwords")}  # 0.1 could also mask complete words
+
+# Random numbers for each purpose come from a sequence of their own. numpy extends a list of
+# numbers as a seed with zeros, so neither a purpose nor the last number may be 0.
+TEXTS, MASKING, HELD_OUT, CORRUPTION = range(1, 5)
+Rng = Callable[[int], np.random.Generator]  # the generator of a purpose
+
+
+def make_rng(seed: int, purpose: int, number: int) -> np.random.Generator:
+    """The generator for one purpose, of a step or of a position in the text."""
+    return np.random.default_rng([seed, purpose, number + 1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +56,6 @@ class Masked:
     rate: Rate = 0.15
     mask_fraction: Annotated[Fraction, "Fraction of the chosen tokens replaced by the mask"] = 0.8
     random_fraction: Annotated[Fraction, "Fraction replaced by a random token"] = 0.1
-    unit: Unit = "subwords"
     masking: Masking = "dynamic"
     pairs: Annotated[Literal["none", "next-sentence"], "Add next-sentence prediction"] = "none"
     kind: ClassVar[str] = "masked"
@@ -55,6 +63,7 @@ class Masked:
         "mask_share": "mask_fraction",
         "random_share": "random_fraction",
     }
+    REMOVED: ClassVar[dict[str, tuple[Any, ...]]] = UNIT
 
     def __post_init__(self) -> None:
         if self.mask_fraction + self.random_fraction > 1:
@@ -69,7 +78,6 @@ class ReplacedToken:
     """Detect the tokens that a small generator put in place of masked ones (ELECTRA)."""
 
     rate: Rate = 0.15
-    unit: Unit = "subwords"
     masking: Masking = "dynamic"
     generator_fraction: Annotated[
         float, Between(0, 1, open_low=True), "Width of the generator, relative to the model"
@@ -78,6 +86,7 @@ class ReplacedToken:
     kind: ClassVar[str] = "replaced-token"
     OLD_KINDS: ClassVar[tuple[str, ...]] = ("replaced",)
     RENAMED: ClassVar[dict[str, str]] = {"generator_share": "generator_fraction"}
+    REMOVED: ClassVar[dict[str, tuple[Any, ...]]] = UNIT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,22 +131,13 @@ def mask_tokens(
     random_fraction: float,
     mask: int,
     ordinary: Int[np.ndarray, " v"],
-    word_starts: Bool[np.ndarray, "b t"] | None = None,
 ) -> tuple[Int[np.ndarray, "b t"], Bool[np.ndarray, "b t"]]:
     """(inputs, chosen): tokens with some masked, and where the loss is taken.
 
-    Each `maskable` token is chosen with probability `rate`; with `word_starts`, all tokens of a
-    word are chosen together, and a word ends at a token that is not maskable. A chosen token
-    becomes `mask`, one of the `ordinary` ids, or stays, independently of the others.
+    Each `maskable` token is chosen with probability `rate`. A chosen token becomes `mask`, one of
+    the `ordinary` ids, or stays, independently of the others.
     """
-    draws = random.random(tokens.shape)
-    if word_starts is not None:
-        # All tokens of a word use the draw of its first token. A word that begins before the row,
-        # or after a token that is not maskable, uses a draw that no other word uses.
-        index = np.arange(draws.size).reshape(draws.shape)
-        first = np.where(word_starts | ~maskable, index, index[:, :1])
-        draws = np.take(draws, np.maximum.accumulate(first, axis=1))
-    chosen = maskable & (draws < rate)
+    chosen = maskable & (random.random(tokens.shape) < rate)
     kinds = random.random(tokens.shape)
     inputs = np.where(chosen & (kinds < mask_fraction), mask, tokens).astype(tokens.dtype)
     replaced = chosen & (kinds >= mask_fraction) & (kinds < mask_fraction + random_fraction)
@@ -193,10 +193,7 @@ def corrupt_spans(
     rows = len(tokens)
     begins = masked.copy()
     begins[:, 1:] &= ~masked[:, :-1]
-    counts = np.stack([masked.sum(axis=1), begins.sum(axis=1)])
-    if (counts != counts[:, :1]).any():
-        raise ValueError("the rows differ in the number of masked tokens or spans")
-    spans = int(counts[1, 0])
+    spans = int(begins[0].sum())
     if spans >= len(sentinels):
         raise UserError(
             f"{spans} spans need {spans + 1} sentinels, but there are {len(sentinels)}: raise "
@@ -209,21 +206,6 @@ def corrupt_spans(
     last = np.full((rows, 1), sentinels[spans])
     target = np.concatenate([spans_only.reshape(rows, -1), last], axis=1)
     return source.astype(tokens.dtype), target.astype(tokens.dtype)
-
-
-def restore_spans(
-    source: Int[np.ndarray, " s"], target: Int[np.ndarray, " u"], sentinels: Int[np.ndarray, " k"]
-) -> Int[np.ndarray, " t"]:
-    """The inverse of `corrupt_spans` for one row, if its text had no sentinel."""
-    before, *parts = np.split(source, np.flatnonzero(np.isin(source, sentinels)))
-    spans = np.split(target, np.flatnonzero(np.isin(target, sentinels)))[1:]
-    by_sentinel = {int(span[0]): span[1:] for span in spans}
-    restored = [before]
-    for part in parts:
-        if int(part[0]) not in by_sentinel:
-            raise UserError(f"sentinel {part[0]} of the source has no span in the target")
-        restored += [by_sentinel[int(part[0])], part[1:]]
-    return np.concatenate(restored)
 
 
 def infill_spans(

@@ -8,18 +8,14 @@ from collections.abc import Iterable, Sequence
 from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from manyheads.data.corpus import read_bytes
 from manyheads.errors import DataError, import_optional
 from manyheads.fileio import replace_file
-
-Pedal = Literal["extend", "ignore"]
 
 PITCHES = 128
 VELOCITIES = 32
 SUFFIXES = (".mid", ".midi")
-HEADER = b"MThd"  # the first bytes of every MIDI file
 
 # A tick of a written file is a millisecond: 500 to a quarter note of half a second.
 TICKS, TEMPO = 500, 500_000
@@ -65,34 +61,29 @@ def resolve_overlaps(notes: Iterable[Note]) -> Performance:
     return sorted(note for played in keys.values() for note in played)
 
 
-def read_midi(path: Path, pedal: Pedal = "extend") -> Performance:
-    """The notes of a file on the grid of 10 milliseconds."""
-    return parse_performance(read_bytes(path), str(path), pedal)
-
-
-def parse_performance(content: bytes, name: str, pedal: Pedal = "extend") -> Performance:
+def parse_performance(content: bytes, name: str) -> Performance:
     """The notes of all tracks on the grid of 10 milliseconds; `name` is for messages.
 
-    With pedal=extend, a note whose key is released while the sustain pedal is down lasts until
-    the pedal is up or the key is pressed again. A note without an end lasts to the end of the file.
+    A note whose key is released while the sustain pedal is down lasts until the pedal is up or
+    the key is pressed again. A note without an end lasts to the end of the file.
     """
-    parts = _read_parts(content, name, pedal, sixteenths=False)
+    parts = _read_parts(content, name, sixteenths=False)
     return resolve_overlaps(note for part in parts.values() for note in part)
 
 
 def parse_voices(content: bytes, name: str) -> list[Performance]:
-    """The notes of each track and channel on the grid of sixteenth notes.
+    """The notes of each track and channel on the grid of sixteenth notes, without the pedal.
 
     A track that only names an instrument is a silent voice.
     """
-    parts = _read_parts(content, name, "ignore", sixteenths=True)
+    parts = _read_parts(content, name, sixteenths=True)
     return [resolve_overlaps(part) for _, part in sorted(parts.items())]
 
 
 def write_midi(parts: Sequence[Performance], path: Path, step: int = STEP) -> None:
     """A MIDI file with a piano track for each part; `step` is in milliseconds.
 
-    `read_midi`, or `parse_voices` for several parts, gives the same notes.
+    `parse_performance`, or `parse_voices` for several parts, gives the same notes.
     """
     mido = import_optional("mido", "music")
     file = mido.MidiFile(type=0 if len(parts) == 1 else 1, ticks_per_beat=TICKS)
@@ -105,30 +96,19 @@ def write_midi(parts: Sequence[Performance], path: Path, step: int = STEP) -> No
         starts = [(note.start, "note_on", note.pitch, 4 * note.velocity - 2) for note in part]
         now = 0
         for moment, kind, pitch, velocity in sorted(ends + starts):  # note_off sorts first
-            track.append(
-                mido.Message(
-                    kind,
-                    channel=channel,
-                    note=pitch,
-                    velocity=velocity,
-                    time=(moment - now) * step,
-                )
-            )
+            settings = {"note": pitch, "velocity": velocity, "time": (moment - now) * step}
+            track.append(mido.Message(kind, channel=channel, **settings))
             now = moment
     replace_file(path, lambda temporary: file.save(temporary))
 
 
 def _open(content: bytes, name: str) -> Any:
     mido = import_optional("mido", "music")
-    if not content:
-        raise DataError(f"{name}: the file is empty; replace or remove it")
-    if content[: len(HEADER)] != HEADER[: len(content)]:
-        raise DataError(f"{name}: not a MIDI file (no {HEADER.decode()} at its start); remove it")
     try:
         file = mido.MidiFile(file=BytesIO(content))
     except Exception as error:  # mido raises nothing narrower
         reason = " ".join(str(error).split()) or "it is truncated"
-        raise DataError(f"{name}: broken MIDI file ({reason}); copy it again") from None
+        raise DataError(f"{name}: broken, or not a MIDI file ({reason}); copy it again") from None
     if file.type == 2 or file.ticks_per_beat <= 0:
         problem = "independent tracks" if file.type == 2 else "no ticks per beat"
         raise DataError(f"{name}: this MIDI file has {problem}; save it as format 0 or 1")
@@ -136,7 +116,7 @@ def _open(content: bytes, name: str) -> Any:
 
 
 def _read_parts(
-    content: bytes, name: str, pedal: Pedal, *, sixteenths: bool
+    content: bytes, name: str, *, sixteenths: bool
 ) -> dict[tuple[int, int], list[Note]]:
     """The notes of each (track, channel) with keys or an instrument, without drums."""
     file = _open(content, name)
@@ -161,13 +141,14 @@ def _read_parts(
         elapsed += (tick - last_tick) * tempo
         last_tick = tick
         time, unit = (4 * tick, 1) if sixteenths else (elapsed, 10_000)
-        now = _round(time, file.ticks_per_beat * unit)
+        step = file.ticks_per_beat * unit
+        now = (2 * time + step) // (2 * step)  # rounded, halves up
         if message.type == "set_tempo":
             tempo = message.tempo
         channel = getattr(message, "channel", DRUMS)
         if channel == DRUMS:
             continue
-        if message.type == "control_change" and message.control == SUSTAIN and pedal == "extend":
+        if message.type == "control_change" and message.control == SUSTAIN and not sixteenths:
             pedals.add(channel)
             if message.value < PRESSED:
                 pedals.discard(channel)
@@ -190,8 +171,3 @@ def _read_parts(
     for key, note in [*sustained, *held.items()]:
         end(key, *note)
     return parts
-
-
-def _round(numerator: int, denominator: int) -> int:
-    """The nearest integer to a fraction, halves up, computed exactly."""
-    return (2 * numerator + denominator) // (2 * denominator)

@@ -4,31 +4,32 @@ A row is a window of the stream in its frame, <cls> text <sep>, or for next-sent
 two runs of sentences, <cls> first <sep> second <sep>.
 """
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
-from manyheads.data.batching import IGNORE_INDEX, Rows
-from manyheads.data.language import EncodedText, Texts, Windows
-from manyheads.data.masking import Masked, ReplacedToken, mask_tokens
-from manyheads.errors import DataError, UserError
+from manyheads.data.batching import IGNORE_INDEX, Rows, map_tensors
+from manyheads.data.language import EncodedText, Texts, room_for_text
+from manyheads.data.masking import (
+    MASKING,
+    TEXTS,
+    Masked,
+    ReplacedToken,
+    Rng,
+    Tokens,
+    mask_tokens,
+)
+from manyheads.errors import DataError
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 Positions = Int[np.ndarray, " rows"]  # in the stream
-
-# Random numbers for each purpose come from a sequence of their own. numpy extends a list of
-# numbers as a seed with zeros, so neither a purpose nor the last number may be 0.
-TEXTS, MASKING, HELD_OUT, CORRUPTION = range(1, 5)
-
-
-def make_rng(seed: int, purpose: int, number: int) -> np.random.Generator:
-    """The generator for one purpose, of a step or of a position in the text."""
-    return np.random.default_rng([seed, purpose, number + 1])
 
 
 @dataclass(frozen=True)
@@ -60,54 +61,18 @@ class MaskedBatch:
         return replace(self, positions=positions, labels=labels, count=self.predictions)
 
     def to(self, device: torch.device) -> "MaskedBatch":
-        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
-        moved: dict[str, Any] = {n: x.to(device, non_blocking=True) for n, x in tensors.items()}
-        return replace(self, **moved)
+        return map_tensors(self, lambda x: x.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True)
-class MaskedRows:
-    """Rows of text in their frames, padded: the original `tokens`, and the masked `inputs`."""
+class MaskedRow:
+    """A text in its special tokens: the original `tokens`, and the masked `inputs`."""
 
-    tokens: Int[np.ndarray, "b t"]
-    inputs: Int[np.ndarray, "b t"]
-    chosen: Bool[np.ndarray, "b t"]  # to be predicted
-    lengths: Rows
-    segments: Int[np.ndarray, "b t"] | None  # for pairs: 0 in the first text, 1 in the second
-    is_next: Bool[np.ndarray, " b"] | None  # for pairs: the second text follows the first
-
-    def batch(self, rows: Rows) -> MaskedBatch:
-        """Some of the rows as tensors, without padding that they do not need."""
-        lengths = self.lengths[rows]
-        width = int(lengths.max())
-        tokens, chosen = self.tokens[rows, :width], self.chosen[rows, :width]
-        real = np.arange(width) < lengths[:, None]
-        segments = None if self.segments is None else self.segments[rows, :width]
-        other = None if self.is_next is None else (~self.is_next[rows]).astype(np.int64)
-        return MaskedBatch(
-            torch.from_numpy(self.inputs[rows, :width].astype(np.int64)),
-            None if real.all() else torch.from_numpy(real),
-            None if segments is None else torch.from_numpy(segments),
-            torch.from_numpy(np.flatnonzero(chosen)),
-            torch.from_numpy(tokens[chosen].astype(np.int64)),
-            None if other is None else torch.from_numpy(other),
-            int(lengths.sum()),
-        )
-
-    @staticmethod
-    def stack(parts: list["MaskedRows"], pad: int) -> "MaskedRows":
-        """The rows of all parts, padded to one width."""
-        width = max(part.tokens.shape[1] for part in parts)
-        stacked: dict[str, Any] = {}
-        for name in (field.name for field in fields(MaskedRows)):
-            arrays = [getattr(part, name) for part in parts]
-            if arrays[0] is not None and arrays[0].ndim == 2:
-                filler = pad if name in ("tokens", "inputs") else 0
-                missing = [((0, 0), (0, width - x.shape[1])) for x in arrays]
-                pairs = zip(arrays, missing, strict=True)
-                arrays = [np.pad(x, edges, constant_values=filler) for x, edges in pairs]
-            stacked[name] = None if arrays[0] is None else np.concatenate(arrays)
-        return MaskedRows(**stacked)
+    tokens: Tokens
+    inputs: Tokens
+    chosen: Bool[np.ndarray, " _"]  # to be predicted
+    segments: Tokens  # 0 in the first text, 1 in the second
+    is_next: bool | None  # for pairs: the second text follows the first
 
 
 class Run(NamedTuple):
@@ -120,26 +85,30 @@ class Run(NamedTuple):
     def size(self) -> Positions:
         return self.stop - self.start
 
+    def spans(self) -> list[tuple[int, int]]:
+        """(start, stop) of each row."""
+        return list(zip(self.start.tolist(), self.stop.tolist(), strict=True))
+
 
 class SentencePairs:
     """Next-sentence prediction (Devlin et al. 2019): two runs of sentences in `room` tokens.
 
     A run of sentences is divided in two; with probability ½ the second part is replaced by a run
-    from another document. A line without a word belongs to the sentence before it.
+    from another document. Documents of one sentence are left out.
     """
 
-    def __init__(
-        self, text: EncodedText, texts: Texts, *, room: int, short: Literal["refuse", "skip"]
-    ) -> None:
-        if room < 2:
-            raise UserError(f"two sentences do not fit into {room} tokens: raise model.max_length")
+    def __init__(self, text: EncodedText, texts: Texts, *, room: int) -> None:
         self.room = room
-        counts = [len(document.sentences) for document in texts.documents]
+        counts = [len(sentences) for sentences in texts.documents]
         document = np.repeat(np.arange(len(counts)), counts)
-        has_words = [bool(s.strip()) for d in texts.documents for s in d.sentences]
-        usable = np.array(has_words) & (np.diff(text.sentence_starts) > 0)
+        usable = np.diff(text.sentence_starts) > 0
         sizes = np.bincount(document[usable], minlength=len(counts))
-        _check_documents(texts, sizes, short)
+        if (sizes > 1).sum() < 2:
+            raise DataError(
+                f"{texts.name}: next-sentence prediction needs two documents of two sentences or "
+                f"more, and there are {(sizes > 1).sum()} ({sizes.sum()} sentences in all): use "
+                "data.lines=sentences with an empty line between documents, or objective.pairs=none"
+            )
         usable &= sizes[document] > 1
         document = document[usable]
         self._starts = text.sentence_starts[:-1][usable]
@@ -186,25 +155,6 @@ class SentencePairs:
         return np.where(index < first, index, index + size)
 
 
-def _check_documents(
-    texts: Texts, sizes: Int[np.ndarray, " d"], short: Literal["refuse", "skip"]
-) -> None:
-    """Refuse documents too short for next-sentence prediction, and fewer than two others."""
-    too_short = np.flatnonzero(sizes < 2)
-    if len(sizes) > 1 and len(too_short) and short == "refuse":
-        document, count = texts.documents[too_short[0]], "one" if sizes[too_short[0]] else "no"
-        raise DataError(
-            f"{document.file}:{document.line}: this document has {count} sentence, and "
-            "next-sentence prediction needs two; join it to another, or set data.short=skip"
-        )
-    if len(sizes) - len(too_short) < 2:
-        raise DataError(
-            f"{texts.name}: next-sentence prediction needs two documents of two sentences or more, "
-            f"and there are {len(sizes) - len(too_short)} ({sizes.sum()} sentences in all): use "
-            "data.lines=sentences with an empty line between documents, or objective.pairs=none"
-        )
-
-
 class MaskedText:
     """A text from which masked rows are drawn: windows, or pairs of sentences."""
 
@@ -215,91 +165,72 @@ class MaskedText:
         objective: Masked | ReplacedToken,
         *,
         max_length: int,
-        short: Literal["refuse", "skip"] = "refuse",
     ) -> None:
-        self.objective, self.tokenizer = objective, tokenizer
-        self.ordinary = np.asarray(tokenizer.ordinary)
+        self.objective, self.tokenizer, self.max_length = objective, tokenizer, max_length
         self.before, self.after = tokenizer.frame()
-        self.text = EncodedText(texts, tokenizer, ends=False, words=objective.unit == "words")
+        self.text = EncodedText(texts, tokenizer, ends=False)
         pairs = isinstance(objective, Masked) and objective.pairs == "next-sentence"
-        self.room = max_length - len(self.before) - len(self.after) * (2 if pairs else 1)
-        if self.room < 2:
-            raise UserError(f"model.max_length={max_length} leaves no room for text: raise it")
-        self.pairs = SentencePairs(self.text, texts, room=self.room, short=short) if pairs else None
+        special_tokens = len(self.before) + len(self.after) * (2 if pairs else 1)
+        self.length = room_for_text(max_length, special_tokens)
+        self.pairs = SentencePairs(self.text, texts, room=self.length) if pairs else None
 
-    def rows(
-        self, starts: Rows, pairing: np.random.Generator, masking: np.random.Generator
-    ) -> MaskedRows:
+    def rows(self, starts: Rows, rng: Rng) -> list[MaskedRow]:
         """Masked windows at `starts`; for next-sentence prediction as many drawn pairs instead."""
-        if self.pairs is None:
-            return self._mask([Run(starts, starts + self.room)], None, masking)
-        first, second, is_next = self.pairs.draw(len(starts), pairing)
-        return self._mask([first, second], is_next, masking)
-
-    def _mask(
-        self, runs: list[Run], is_next: Bool[np.ndarray, " b"] | None, random: np.random.Generator
-    ) -> MaskedRows:
-        """Runs of the stream in one frame, with masked tokens."""
-        after = len(self.after)
-        lengths = len(self.before) + np.sum([run.size + after for run in runs], axis=0)
-        columns = np.arange(lengths.max())
-        shape = len(lengths), len(columns)
-        tokens = np.full(shape, self.tokenizer.pad, dtype=np.int64)
-        tokens[:, : len(self.before)] = self.before
-        source, segments = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-        is_text = np.zeros(shape, dtype=bool)
-        begin = np.full((len(lengths), 1), len(self.before))
-        for number, run in enumerate(runs):
-            end = begin + run.size[:, None]
-            inside = (columns >= begin) & (columns < end)
-            source = np.where(inside, run.start[:, None] + columns - begin, source)
-            segments[(columns >= begin) & (columns < end + after)] = number
-            is_text |= inside
-            for index, token in enumerate(self.after):
-                np.put_along_axis(tokens, end + index, token, axis=1)
-            begin = end + after
-        tokens = np.where(is_text, self.text.flat[source], tokens)
-        word_starts = self.text.word_starts
+        runs: list[Run] = [Run(starts, starts + self.length)]
+        is_next: list[bool | None] = [None] * len(starts)
+        if self.pairs is not None:
+            first, second, follows = self.pairs.draw(len(starts), rng(TEXTS))
+            runs, is_next = [first, second], follows.tolist()
+        framed = [self._frame(*spans) for spans in zip(*(run.spans() for run in runs), strict=True)]
+        tokens, is_text, segments = zip(*framed, strict=True)
         # ELECTRA's generator fills in masks only.
         objective, fractions = self.objective, (1.0, 0.0)
         if isinstance(objective, Masked):
             fractions = (objective.mask_fraction, objective.random_fraction)
         inputs, chosen = mask_tokens(
-            tokens,
-            is_text,
-            random,
+            _pad(tokens, self.tokenizer.pad).numpy(),
+            _pad(is_text, False).numpy(),
+            rng(MASKING),
             rate=objective.rate,
             mask_fraction=fractions[0],
             random_fraction=fractions[1],
             mask=self.tokenizer.mask,
-            ordinary=self.ordinary,
-            word_starts=None if word_starts is None else word_starts[source],
+            ordinary=self.tokenizer.ordinary,
         )
-        paired = None if is_next is None else segments
-        return MaskedRows(tokens, inputs, chosen, lengths, paired, is_next)
+        return [
+            MaskedRow(ids, inputs[n, : len(ids)], chosen[n, : len(ids)], segments[n], is_next[n])
+            for n, ids in enumerate(tokens)
+        ]
+
+    def _frame(self, *spans: tuple[int, int]) -> tuple[Tokens, Bool[np.ndarray, " _"], Tokens]:
+        """One or two spans of the stream in special tokens: ids, which are text, segments."""
+        count = len(self.before)
+        tokens, is_text, segments = [*self.before], [False] * count, [0] * count
+        for segment, (start, stop) in enumerate(spans):
+            tokens += [*self.text.flat[start:stop].tolist(), *self.after]
+            is_text += [True] * (stop - start) + [False] * len(self.after)
+            segments += [segment] * (stop - start + len(self.after))
+        return np.array(tokens), np.array(is_text), np.array(segments)
+
+    def batch(self, rows: Sequence[MaskedRow]) -> MaskedBatch:
+        """Rows padded to the longest."""
+        pad = self.tokenizer.pad
+        tokens, inputs = (
+            _pad([getattr(row, name) for row in rows], pad) for name in ("tokens", "inputs")
+        )
+        chosen = _pad([row.chosen for row in rows], False)
+        lengths = torch.tensor([len(row.tokens) for row in rows])
+        real = torch.arange(tokens.shape[1]) < lengths[:, None]
+        return MaskedBatch(
+            inputs,
+            None if bool(real.all()) else real,
+            _pad([row.segments for row in rows], 0) if self.pairs else None,
+            chosen.flatten().nonzero()[:, 0],
+            tokens[chosen],
+            torch.tensor([int(not row.is_next) for row in rows]) if self.pairs else None,
+            int(lengths.sum()),
+        )
 
 
-class MaskedOrder:
-    """The rows of a step and their masks, a pure function of (seed, step).
-
-    With static masking both depend only on the position in the text, so that every epoch masks
-    the same tokens; with dynamic masking each step draws again.
-    """
-
-    def __init__(self, text: MaskedText, rows: int, seed: int, name: str) -> None:
-        self.text, self.rows, self.seed = text, rows, seed
-        self.static = text.objective.masking == "static"
-        tokens = len(text.text.flat)
-        self.windows = Windows(tokens, text.room, rows, seed, moving=not self.static, name=name)
-        self.per_epoch = -(-self.windows.per_epoch // rows)
-
-    def at(self, step: int) -> MaskedRows:
-        starts = self.windows.starts(step)
-        if not self.static:
-            return self._draw(starts, step)
-        rows = [self._draw(np.array([start]), int(start)) for start in starts]
-        return MaskedRows.stack(rows, self.text.tokenizer.pad)
-
-    def _draw(self, starts: Rows, number: int) -> MaskedRows:
-        pairing, masking = (make_rng(self.seed, use, number) for use in (TEXTS, MASKING))
-        return self.text.rows(starts, pairing, masking)
+def _pad(rows: Sequence[np.ndarray], value: int | bool) -> Tensor:
+    return pad_sequence([torch.from_numpy(row) for row in rows], True, value)

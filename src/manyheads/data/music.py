@@ -19,7 +19,7 @@ from manyheads.data.corpus import (
     read_lines,
 )
 from manyheads.data.events import REST, ChoraleGrid, Encoding, PerformanceEvents, encode_grid
-from manyheads.data.language import Document, Texts
+from manyheads.data.language import Texts
 from manyheads.data.midi import PITCHES, SUFFIXES
 from manyheads.errors import DataError, UserError
 
@@ -47,7 +47,7 @@ class Music(Texts):
     @property
     def pieces_of_words(self) -> list[list[str]]:
         """The words of each piece, without the closing ones."""
-        pieces = (" ".join(document.sentences).split() for document in self.documents[1:])
+        pieces = (text.split() for [text] in self.documents[1:])
         return [words[: len(words) - self.closing] for words in pieces]
 
 
@@ -87,21 +87,19 @@ class MusicData(SplitData[Path]):
             _read_chorales(path, split) if self.file else self._encode(path, split, is_held_out)
         )
         source = str(path) if self.file else self.folder
-        documents, events = [Document([""], source, 1)], 0
-        for file, words in pieces:
+        documents, events = [[""]], 0
+        for words in pieces:
             events += len(words)
             words = [*words, *self.encoding.closing]
-            lines = [
-                " ".join(words[start : start + LINE]) + "\n" for start in range(0, len(words), LINE)
-            ]
-            documents.append(Document(lines, file, 1))
+            lines = (" ".join(words[start : start + LINE]) for start in range(0, len(words), LINE))
+            documents.append(["".join(f"{line}\n" for line in lines)])
         name = f"{source}, {split}"
         note = f"{name}: {len(documents) - 1:,} pieces, {events:,} events"
         vocabulary = tuple(self.encoding.vocabulary())
         closing = len(self.encoding.closing)
         return Music(documents, "text", (note,), name, vocabulary, closing)
 
-    def _encode(self, path: Path, split: str, is_held_out: bool) -> Iterator[tuple[str, list[str]]]:
+    def _encode(self, path: Path, split: str, is_held_out: bool) -> Iterator[list[str]]:
         """The words of each MIDI file of a split, in training at each tempo."""
         files = _read_folder(path) if path.is_dir() else _read_archive(path)
         if not files:
@@ -111,7 +109,7 @@ class MusicData(SplitData[Path]):
             files = [files[row] for row in rows]
         for name, content in files:
             for tempo in (1.0, *self.tempi) if split == "train" else (1.0,):
-                yield name, self.encoding.words(content, name, tempo)
+                yield self.encoding.words(content, name, tempo)
 
     def _find(self, split: str) -> Path | None:
         """The folder or archive of a split; if there is none at all, `folder` is for training."""
@@ -156,10 +154,8 @@ def _read_archive(path: Path) -> list[tuple[str, bytes]]:
     return sorted(files)
 
 
-def _read_chorales(path: Path, split: str) -> Iterator[tuple[str, list[str]]]:
+def _read_chorales(path: Path, split: str) -> Iterator[list[str]]:
     """The words of each chorale of a JSON file."""
-    if path.suffix == ".npz":
-        raise DataError(f"{path} contains pickled objects, which are not read: use JSON")
     try:
         table: Any = json.loads("\n".join(read_lines(path)))
     except (ValueError, RecursionError) as error:
@@ -175,22 +171,22 @@ def _read_chorales(path: Path, split: str) -> Iterator[tuple[str, list[str]]]:
         name = f"{path}, {split}, piece {number}"
         if not isinstance(piece, list):
             raise DataError(f"{name}: not a list of sixteenths; {FOUR_VOICES}")
-        frames = [_frame(x, f"{name}, sixteenth {n}") for n, x in enumerate(piece, start=1)]
-        words = encode_grid(frames)
+        for row, frame in enumerate(piece, start=1):
+            if not _is_frame(frame):
+                raise DataError(
+                    f"{name}, sixteenth {row}: {json.dumps(frame)[:40]} is not four pitches, "
+                    f"integers from −1 (silence) to {PITCHES - 1}; {FOUR_VOICES}"
+                )
+        words = encode_grid([None if p == SILENCE else p for p in frame] for frame in piece)
         if all(word == REST for word in words):
             raise DataError(f"{name}: no note in this piece; remove it from the file")
-        yield name, words
+        yield words
 
 
-def _frame(pitches: Any, where: str) -> list[int | None]:
-    """The pitches of a sixteenth, None for silence."""
-    if not isinstance(pitches, list) or len(pitches) != ChoraleGrid.unit:
-        problem = f"{len(pitches)} pitches" if isinstance(pitches, list) else "not a list"
-        raise DataError(f"{where}: {problem}, and a chorale has four voices; {FOUR_VOICES}")
-    for pitch in pitches:
-        if type(pitch) is not int or not SILENCE <= pitch < PITCHES:
-            raise DataError(
-                f"{where}: {json.dumps(pitch)[:20]} is not a pitch, an integer from −1 (silence) "
-                f"to {PITCHES - 1}; fix it"
-            )
-    return [None if pitch == SILENCE else pitch for pitch in pitches]
+def _is_frame(frame: Any) -> bool:
+    """True for the pitches of four voices."""
+    return (
+        isinstance(frame, list)
+        and len(frame) == ChoraleGrid.unit
+        and all(type(pitch) is int and SILENCE <= pitch < PITCHES for pitch in frame)
+    )

@@ -1,10 +1,9 @@
 """Parallel text as padded batches: sources, decoder inputs, labels and their masks."""
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,15 +12,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.config import Between, nearest
-from manyheads.data.batching import Ragged, Rows
+from manyheads.data.batching import Ragged, Rows, digest_of, map_tensors
 from manyheads.data.corpus import (
     STEMS,
     SplitData,
+    TooLong,
     ValidFraction,
     check_folder,
+    fit_length,
     hold_out,
     is_here,
     read_pairs,
+    select_rows,
 )
 from manyheads.errors import DataError, UserError
 from manyheads.phrasebook import Pair, sentences
@@ -49,14 +51,7 @@ class Corpus:
         """The pairs for training, or those held out for validation."""
         rows = hold_out(len(self.sources), valid_fraction, seed=0)[split == "valid"]
         which = "what is held out" if split == "valid" else "without what is held out"
-        return replace(
-            self,
-            sources=[self.sources[row] for row in rows],
-            targets=[self.targets[row] for row in rows],
-            name=f"{self.name} ({which})",
-            rows=rows,
-            references=self.references and [self.references[row] for row in rows],
-        )
+        return replace(select_rows(self, rows), name=f"{self.name} ({which})", rows=rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,20 +95,19 @@ class FilesData(SplitData[tuple[Path, Path]]):
     empty_lines: Annotated[Literal["refuse", "skip"], "Pairs with an empty line"] = "refuse"
     kind: ClassVar[str] = "files"
 
-    def read(self, split: str) -> Corpus:
-        if not self.source or not self.target:
-            raise UserError("set data.source and data.target, e.g. data.source=en data.target=de")
-        (source, target), is_held_out = self._locate(split)
+    def _read(self, files: tuple[Path, Path]) -> Corpus:
+        source, target = files
         sources, targets, skipped = read_pairs(source, target, self.empty_lines == "skip")
         name = f"{source}, {target}"
         notes = [f"{name}: {len(sources):,} pairs"]
         if skipped:
             notes.append(f"{skipped:,} pairs with an empty line were skipped")
-        corpus = Corpus(sources, targets, notes=tuple(notes), name=name)
-        return corpus.part(split, self.valid_fraction) if is_held_out else corpus
+        return Corpus(sources, targets, notes=tuple(notes), name=name)
 
     def _find(self, split: str) -> tuple[Path, Path] | None:
         """The two files of a split: the configured ones, or those found by their stem."""
+        if not self.source or not self.target:
+            raise UserError("set data.source and data.target, e.g. data.source=en data.target=de")
         folder = check_folder(self.folder)
         names = {
             "train": (self.source, self.target),
@@ -174,11 +168,11 @@ class Batch:
         return Batch(source, source_real, target, labels, loss_mask, *tokens)
 
     def to(self, device: torch.device | str) -> "Batch":
-        return self._map(lambda x: x.to(device, non_blocking=True))
+        return map_tensors(self, lambda x: x.to(device, non_blocking=True))
 
     def twice(self) -> "Batch":
         """The batch concatenated with itself, for R-Drop."""
-        both = self._map(lambda x: torch.cat([x, x]))
+        both = map_tensors(self, lambda x: torch.cat([x, x]))
         tokens = 2 * self.source_tokens, 2 * self.target_tokens
         return replace(both, source_tokens=tokens[0], target_tokens=tokens[1])
 
@@ -188,14 +182,9 @@ class Batch:
         The added rows have no predictions, and one key each: attention over no key is undefined.
         """
         missing = rows - len(self.source)
-        larger = self._map(lambda x: F.pad(x, (0, -x.shape[1] % multiple, 0, missing)))
+        larger = map_tensors(self, lambda x: F.pad(x, (0, -x.shape[1] % multiple, 0, missing)))
         larger.source_real[len(self.source) :, 0] = True
         return larger
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
-        changed: dict[str, Any] = {name: function(x) for name, x in tensors.items()}
-        return replace(self, **changed)
 
 
 @dataclass(frozen=True)
@@ -231,7 +220,7 @@ class EncodedPairs:
         corpus: Corpus,
         tokenizer: Tokenizer,
         max_length: int,
-        too_long: Literal["refuse", "skip", "truncate"] = "refuse",
+        too_long: TooLong = "refuse",
         frame: Frame | None = None,
     ) -> None:
         self.frame = Frame.of(tokenizer) if frame is None else frame
@@ -242,23 +231,8 @@ class EncodedPairs:
         sources = [self.frame.source(ids) for ids in tokenizer.encode_batch(corpus.sources)]
         targets = [[*ids, self.frame.end] for ids in tokenizer.encode_batch(corpus.targets)]
         lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
-        long = [row for row, length in enumerate(lengths) if length > max_length]
         numbers = [row + 1 for row in corpus.rows or range(len(sources))]  # lines in the files
-        if long and too_long == "refuse":
-            raise DataError(
-                f"{corpus.name}: {len(long)} pairs are longer than model.max_length={max_length}, "
-                f"the first is pair {numbers[long[0]]} with {lengths[long[0]]} tokens: raise it, "
-                "or set train.too_long=skip or train.too_long=truncate"
-            )
-        skipped = set(long) if too_long == "skip" else set()
-        self.kept = [row for row in range(len(sources)) if row not in skipped]
-        if not self.kept:
-            raise DataError(
-                f"{corpus.name}: all pairs exceed model.max_length={max_length}: raise it"
-            )
-        action = "were left out" if too_long == "skip" else "are truncated"
-        note = f"{corpus.name}: {len(long):,} pairs of over {max_length} tokens {action}"
-        self.notes = [note] if long else []
+        self.kept, self.notes = fit_length(corpus.name, lengths, numbers, max_length, too_long)
         self.numbers = [numbers[row] for row in self.kept]
         self.sources = Ragged.of([_truncate(sources[row], max_length) for row in self.kept])
         self.targets = Ragged.of([_truncate(targets[row], max_length) for row in self.kept])
@@ -283,11 +257,8 @@ class EncodedPairs:
 
     def digest(self) -> str:
         """A hash of all token sequences in their order."""
-        total = hashlib.sha256()
-        for side in (self.sources, self.targets):
-            total.update(side.starts.tobytes())
-            total.update(side.flat.tobytes())
-        return total.hexdigest()[:16]
+        sources, targets = self.sources, self.targets
+        return digest_of(sources.starts, sources.flat, targets.starts, targets.flat)
 
     @property
     def lengths(self) -> Int[np.ndarray, " rows"]:

@@ -157,24 +157,17 @@ class LogitsConstraints:
         stores_total = self.first is not None or self.at_limit == "force-eos-free"
         return logits.float() if stores_total or not has_fused_topk(logits) else logits
 
-    def forced_lengths(self, limits: Sequence[int]) -> set[int]:
-        """The positions at which some row is forced to one token."""
-        first = set() if self.first is None else {1}
-        return first if self.at_limit == "truncate" else first | set(limits)
-
     def apply(
         self,
         logits: Logits,
         length: Int[Tensor, " #rows"],
         last: Bool[Tensor, " rows"] | None = None,
         total: Totals | None = None,
-        *,
-        forces: bool = True,
     ) -> None:
         """Change, in place, the logits of position `length`; in rows `last` it is the limit.
 
         A forced token is free: its logit becomes `total`, log Σ exp of its row. Without `total`
-        the logits are only good for choosing. `forces=False` skips forced tokens.
+        the logits are only good for choosing.
         """
         free = logits.new_zeros(len(logits)) if total is None else total[:, 0]
         end_logits = logits[:, self.end].clone() if self.at_limit == "force-eos" else free
@@ -182,9 +175,9 @@ class LogitsConstraints:
             logits.index_fill_(1, self.suppressed, NEVER)
         if self.min_length:
             logits[:, self.end].masked_fill_(length <= self.min_length, NEVER)
-        if forces and self.first is not None:
+        if self.first is not None:
             self._force(logits, (length == 1).expand(len(logits)), self.first, free)
-        if forces and last is not None and self.at_limit != "truncate":
+        if last is not None and self.at_limit != "truncate":
             self._force(logits, last, self.end, end_logits)
 
     @staticmethod
@@ -297,7 +290,7 @@ class Candidates(NamedTuple):
     living: Int[Tensor, "n k"]
 
 
-Step = Callable[[bool], Candidates | None]  # its argument: is some row forced to one token?
+Step = Callable[[], Candidates | None]
 Observer = Callable[[int, Candidates], None]
 
 
@@ -362,9 +355,8 @@ class Beams:
 
     def begin(self, start: int | Int[Tensor, " n"], limits: Int[Tensor, " n"]) -> None:
         """Start a batch; rows beyond it have limit 0 and generate nothing."""
-        n, limit_list = len(limits), limits.tolist()
-        self.sentences, self.longest = n, max(limit_list)
-        self.forced = self.search.constraints.forced_lengths(limit_list)
+        self.sentences = n = len(limits)
+        self.longest = int(limits.max())
         self.length.zero_()
         self.limits.zero_()
         self.limits[:n] = limits
@@ -375,7 +367,7 @@ class Beams:
         self.alive_log[:n, 0] = 0.0
         self.lp_at_limit.copy_(torch.as_tensor(self.search.lp(self.limits.clamp(min=1))))
 
-    def step(self, session: DecoderSession, forces: bool = True) -> Candidates:
+    def step(self, session: DecoderSession) -> Candidates:
         """Continue every hypothesis by its best tokens; never waits for a value of the device."""
         constraints, k = self.search.constraints, self.search.beam
         position = self.length.clone()
@@ -384,7 +376,7 @@ class Beams:
         total = logsumexp(logits)
         last = self.limits == self.length
         rows = repeat(last, "n -> (n k)", k=k)
-        constraints.apply(logits, self.length, rows, total, forces=forces)
+        constraints.apply(logits, self.length, rows, total)
         log, parents, tokens = continuations(self.alive_log, logits, total)
         ending = (tokens == constraints.end) | last[:, None]
         # There are 2k candidates: even if k of them end, k live on. An ending beyond the first k
@@ -453,7 +445,7 @@ class Beams:
         results: list[list[Hypothesis]] = [[] for _ in range(self.sentences)]
         numbers = list(range(self.sentences))  # rows of the batch → sentences
         for length in range(1, self.longest + 1):
-            candidates = step(length in self.forced)
+            candidates = step()
             if observe is not None and candidates is not None:
                 observe(length, candidates)
             if length % every == 0:

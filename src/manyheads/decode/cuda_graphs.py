@@ -9,7 +9,6 @@ On a CPU the same functions run eagerly.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from torch import Tensor
 from manyheads.decode.beam import Beams
 from manyheads.decode.decoder import MakeState, ModelSession, Rows, Texts, has_attention
 from manyheads.decode.kv_cache import KVCache
-from manyheads.decode.linears import for_inference
 from manyheads.decode.static_cache import StaticCache
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import EncoderOutput, Seq2Seq
@@ -27,14 +25,13 @@ from manyheads.nn.attention import CrossAttention, Dense, Fused
 from manyheads.nn.block import Stack
 from manyheads.nn.masks import full, make_mask
 from manyheads.nn.shapes import Hidden
+from manyheads.optimize import has_gemv, optimize, with_gemv
 from manyheads.train.prefetch import capture_graph
 
 WARMUP = 2  # calls before the capture: they choose kernels and allocate tensors
 MIN_SIZE = 64
 MAX_ENCODED = 2048  # rows · positions of a graphed encoding; beyond it launches cost little
 ENCODE_MULTIPLE = 64
-# Try all kernel sizes; fuse the product of one row with its neighbours.
-INDUCTOR: dict[str, Any] = {"coordinate_descent_tuning": True}
 
 
 # --- Shapes: padded, so that there are few graphs -------------------------------------------------
@@ -123,31 +120,6 @@ class GraphedFunction:
         return graph
 
 
-def compile_after_first(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, eager at its first call, which allocates tensors, and compiled from then on.
-
-    PyTorch compiles one function only a few times, so each call here makes a copy of it.
-    """
-    assert isinstance(method, MethodType)
-    function: Any = method.__func__
-    copied = FunctionType(
-        function.__code__.replace(),
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    compiled = torch.compile(MethodType(copied, method.__self__), dynamic=False, options=INDUCTOR)
-    called = False
-
-    def call(*args: Any) -> Any:
-        nonlocal called
-        chosen, called = compiled if called else method, True
-        return chosen(*args)
-
-    return call
-
-
 # --- Sessions with a static cache -----------------------------------------------------------------
 
 
@@ -232,30 +204,22 @@ class StaticSeq2SeqSession(ModelSession):
 class StaticDecoder:
     """A static session and the state of a search or of sampling; their step is one CUDA graph."""
 
-    def __init__(
-        self, model: Any, shape: Shape, make: MakeState, compiled: bool, pool: Any
-    ) -> None:
+    def __init__(self, model: Any, shape: Shape, make: MakeState, pool: Any) -> None:
         device = next(model.parameters()).device
-        if device.type == "cuda":
-            model = for_inference(model, rows=shape.rows * shape.beams, compiled=compiled)
+        if not torch.is_autocast_enabled(device.type):  # our kernels do not follow its dtype
+            optimize(model)
+            if shape.rows * shape.beams == 1 and has_gemv(model):
+                model = with_gemv(model)
         cache = StaticCache(shape.rows, shape.beams, shape.size, device, shape.source_size)
         session = StaticGptSession if isinstance(model, Gpt) else StaticSeq2SeqSession
         self.session: Any = session(model, cache, pool)
         self.state = make(shape.rows, shape.size, device)
-        step: Callable[[], None] = self._step
-        if compiled and isinstance(self.state, Beams):
-            self.session.step = compile_after_first(self.session.step)  # type: ignore[method-assign]
-        elif compiled:
-            step = compile_after_first(self._step)
-        self.graphed = GraphedFunction(step, device, pool)
+        self.step = GraphedFunction(self._step, device, pool)
 
     def _step(self) -> None:
         self.state.step(self.session)
         if isinstance(self.state, Beams):
             self.session.reorder(self.state.origin)
-
-    def step(self, forces: bool) -> None:
-        self.graphed()
 
     def bytes(self) -> int:
         """The size of the cache; the rest is small."""

@@ -22,7 +22,6 @@ from manyheads.decode.beam import (
     Step,
 )
 from manyheads.decode.kv_cache import KVCache
-from manyheads.decode.linears import for_inference
 from manyheads.decode.sample import Sampler, Samples
 from manyheads.decode.static_cache import StaticCache
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
@@ -31,7 +30,6 @@ from manyheads.models.seq2seq import EncoderOutput, Seq2Seq
 from manyheads.nn.attention import CrossAttention, Dense, Fused, SelfAttention
 from manyheads.nn.block import Stack
 from manyheads.nn.experts import ExpertFeedForward
-from manyheads.nn.flex import Flex
 from manyheads.nn.shapes import Hidden
 from manyheads.tokenizer.tokenizer import Tokenizer
 
@@ -114,7 +112,7 @@ def supports_cuda_graph(model: nn.Module) -> bool:
         return False
     if any(module._forward_hooks or module._forward_pre_hooks for module in all_modules(model)):
         return False
-    return has_attention(model.decoder, Dense, Fused, Flex)
+    return has_attention(model.decoder, Dense, Fused)
 
 
 def has_attention(stack: Stack, *kinds: type) -> bool:
@@ -216,11 +214,6 @@ class ModelDecoder(BaseDecoder):
         device: torch.device = next(self.model.parameters()).device
         return device
 
-    def _eager_model(self) -> Any:
-        model: nn.Module = self.model.eval()
-        prepacks = self.device.type == "cpu" and supports_cuda_graph(model)
-        return for_inference(model, rows=1) if prepacks else model
-
     @contextmanager
     def _decoding(
         self, texts: Texts, limits: Rows, beams: int, key: tuple[Hashable, ...], make: MakeState
@@ -232,7 +225,7 @@ class ModelDecoder(BaseDecoder):
         from manyheads.decode.cuda_graphs import Shape, StaticDecoder
 
         shape = Shape.of(texts, limits, beams)
-        build = partial(StaticDecoder, self.model, shape, make, self.graphs.compiled)
+        build = partial(StaticDecoder, self.model, shape, make)
         with self.graphs.borrow(self.model, (*key, self.decode, shape), build) as static:
             with torch.no_grad():
                 static.session.encode(*texts)
@@ -243,15 +236,10 @@ E = TypeVar("E")
 
 
 class GraphCache:
-    """The CUDA graphs of one decoder, by shape and settings; by default on a GPU only.
+    """The CUDA graphs of one decoder, by shape and settings; by default on a GPU only."""
 
-    With `compiled`, a step is compiled before its capture, which fuses kernels and takes as long
-    as thousands of steps. Sampling is compiled together with the model. In a beam search only the
-    model is: with PyTorch 2.13 the compiled search chose other hypotheses.
-    """
-
-    def __init__(self, enabled: bool | None = None, *, compiled: bool = False) -> None:
-        self.enabled, self.compiled = enabled, compiled
+    def __init__(self, enabled: bool | None = None) -> None:
+        self.enabled = enabled
         self.entries: dict[Hashable, Any] = {}
         self._pool: Any = None
 

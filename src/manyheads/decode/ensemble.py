@@ -14,7 +14,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads.decode.beam import Decode, DecoderSession, Parents
-from manyheads.decode.decoder import BaseDecoder
 from manyheads.decode.translate import BaseTranslator
 from manyheads.errors import UserError
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -78,6 +77,4 @@ def ensemble(members: Sequence[BaseTranslator]) -> BaseTranslator:
                 "the runs have different start and end tokens or vocabulary sizes: choose runs "
                 "trained with the same settings"
             )
-    if any(type(member).begin is BaseDecoder.begin for member in members):
-        raise UserError("CTranslate2 models cannot be members of an ensemble: use the runs")
     return EnsembleTranslator(tuple(members), first.tokenizer, first.decode) if others else first

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,7 +29,11 @@ class BaseGenerator(BaseDecoder):
     """
 
     warn: Callable[[str], None]
-    supports_seed: ClassVar[bool] = True  # can sample reproducibly
+
+    @property
+    def supports_seed(self) -> bool:
+        """True if samples are reproducible."""
+        return True
 
     @property
     def positions(self) -> int | None:
@@ -159,39 +162,72 @@ class Generator(BaseGenerator, ModelDecoder):
         return self.model.tokens.num_embeddings
 
     def begin(self, *texts: Tensor) -> DecoderSession:
-        return GptSession(self._eager_model(), *texts)
+        return GptSession(self.model.eval(), *texts)
 
 
-def as_text(tokenizer: Tokenizer, before: Sequence[int], tokens: Iterator[int]) -> Iterator[str]:
-    """Text chunks of a token stream, each as soon as its characters are complete."""
-    ids, shown = list(before), tokenizer.decode(list(before))
-    for token in tokens:
-        ids.append(token)
-        text = tokenizer.decode(ids)
-        if not text.endswith("\ufffd"):  # a character whose other bytes are still to come
-            yield text[len(shown) :]  # by length: later bytes may change earlier characters
-            shown = text
-    yield tokenizer.decode(ids)[len(shown) :]
+class Detokenizer:
+    """The text after a prompt, token by token. `add` and `end` return the text that is final.
 
-
-def until(chunks: Iterator[str], stops: Sequence[str]) -> Iterator[str]:
-    """The text before the first occurrence of a stop text; takes no chunk after it.
-
-    A possible beginning of a stop text is held back until more text decides.
+    A character of several tokens waits for its last one, and the possible beginning of a stop
+    text waits until it is decided.
     """
-    held = ""
-    for chunk in chunks:
-        held += chunk
-        starts = (
-            start
-            for start in range(len(held))
-            if any(stop.startswith(held[start : start + len(stop)]) for stop in stops)
-        )
-        start = next(starts, len(held))
-        yield held[:start]
-        held = held[start:]
-        if held.startswith(tuple(stops)):
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str] = ()
+    ) -> None:
+        self.tokenizer, self.stops = tokenizer, tuple(stops)
+        self.ids = list(prompt)
+        self.text = tokenizer.decode(self.ids)
+        self.start = len(self.text)
+        self.pending, self.stopped = "", False
+
+    @property
+    def length(self) -> int:
+        """Characters after the prompt, pending ones included."""
+        return len(self.text) - self.start
+
+    def add(self, token: int) -> str:
+        self.ids.append(token)
+        text = self.tokenizer.decode(self.ids)
+        if text.endswith("\ufffd"):  # a character whose other bytes are still to come
+            return ""
+        return self._final(text)
+
+    def end(self) -> str:
+        """The pending text, once no token follows; a mere beginning of a stop text is text."""
+        if self.stopped:
+            return ""
+        final = self._final(self.tokenizer.decode(self.ids))
+        found = [at for stop in self.stops if (at := self.pending.find(stop)) >= 0]
+        self.stopped = self.stopped or bool(found)
+        pending, self.pending = self.pending[: min(found, default=len(self.pending))], ""
+        return final + pending
+
+    def _final(self, text: str) -> str:
+        # By length: later bytes may change earlier characters.
+        self.pending += text[len(self.text) :]
+        self.text = text
+        may_stop = (at for at in range(len(self.pending)) if self._may_stop(at))
+        at = next(may_stop, len(self.pending))
+        final, self.pending = self.pending[:at], self.pending[at:]
+        if self.pending.startswith(self.stops):
+            self.stopped, self.pending = True, ""
+        return final
+
+    def _may_stop(self, at: int) -> bool:
+        return any(stop.startswith(self.pending[at : at + len(stop)]) for stop in self.stops)
+
+
+def as_text(
+    tokenizer: Tokenizer,
+    before: Sequence[int],
+    tokens: Iterator[int],
+    stops: Sequence[str] = (),
+) -> Iterator[str]:
+    """Text chunks of a token stream, up to the first stop text; takes no token after it."""
+    detokenizer = Detokenizer(tokenizer, before, stops)
+    for token in tokens:
+        yield detokenizer.add(token)
+        if detokenizer.stopped:
             return
-    # The text is over: a mere beginning of a stop text belongs to it.
-    starts = (held.find(stop) for stop in stops)
-    yield held[: min((start for start in starts if start >= 0), default=len(held))]
+    yield detokenizer.end()

@@ -16,11 +16,10 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from manyheads.nn.attention import KeysAndValues, SelfAttention
+from manyheads.nn.attention import KeysAndValues, SelfAttention, States
 from manyheads.nn.masks import AttentionMask, Rule, make_mask
 from manyheads.nn.positions import Position
 from manyheads.nn.shapes import PaddingMask
-from manyheads.nn.states import States
 
 GROWTH = 16  # fewest positions to grow by, so that few steps copy
 Rows = Int[Tensor, " rows"]
@@ -91,11 +90,6 @@ class KVCache:
         new = self._new if positions is None else positions
         self.length += new
         self._slots += new * self.beams if self.shared else new
-
-    def truncate(self, length: int) -> None:
-        """Forget the positions from `length` on."""
-        assert self.beams == 1
-        self.length = self._slots = length
 
     def attend(
         self,

@@ -20,7 +20,7 @@ RANGES = {
     "top_p": Between(0, 1, open_low=True),
     "min_p": Between(0, 1),
 }
-Step = Callable[[bool], object]  # its argument: is some row forced to one token?
+Step = Callable[[], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +118,7 @@ class Samples:
 
     def begin(self, newest: Rows, limits: Rows, sampler: Sampler) -> None:
         """Start a batch: the tokens to continue from, and the random numbers of all steps."""
-        limit_list = limits.tolist()
-        self.rows, self.longest = len(limit_list), max(limit_list)
-        self.forced = self.constraints.forced_lengths(limit_list)
+        self.rows, self.longest = len(limits), int(limits.max())
         self.length.zero_()
         self.newest[: self.rows] = newest
         self.limits.zero_()
@@ -129,12 +127,12 @@ class Samples:
         self.uniforms[: self.rows, : self.longest] = uniforms.to(self.uniforms.device)
         self.done.copy_(self.limits < 1)
 
-    def step(self, session: DecoderSession, forces: bool = True) -> None:
+    def step(self, session: DecoderSession) -> None:
         """One token a row, the end if it is done; never waits for a value of the device."""
         position = self.length.clone()
         self.length += 1
         logits = self.constraints.prepare(session.step(self.newest[:, None])[:, 0])
-        self.constraints.apply(logits, self.length, self.limits == self.length, forces=forces)
+        self.constraints.apply(logits, self.length, self.limits == self.length)
         uniform = self.uniforms.index_select(1, position)[:, 0]
         torch.where(self.done, self.ends, choose(logits, uniform, self.sample), out=self.newest)
         self.tokens.index_copy_(1, position, self.newest[:, None])
@@ -154,7 +152,7 @@ class Samples:
         """
         for length in range(1, self.longest + 1):
             with torch.no_grad():  # inside: the caller may want gradients
-                step(length in self.forced)
+                step()
             yield self.newest[: self.rows]
             if length % every == 0 and bool(self.done.all()):
                 return

@@ -32,6 +32,10 @@ class BaseTranslator(BaseDecoder):
         """The most tokens of a source, and of a translation."""
         raise NotImplementedError
 
+    def in_torch(self) -> "Translator | None":
+        """The same with a PyTorch model, which gives probabilities; None if there is none."""
+        return None
+
     @torch.no_grad()
     def search(
         self,
@@ -153,8 +157,11 @@ class Translator(BaseTranslator, ModelDecoder):
     def vocabulary(self) -> int:
         return self.model.target_table.num_embeddings
 
+    def in_torch(self) -> "Translator":
+        return self
+
     def begin(self, *texts: Tensor) -> DecoderSession:
-        return Seq2SeqSession(self._eager_model(), *texts)
+        return Seq2SeqSession(self.model.eval(), *texts)
 
 
 def read_lines(stream: Iterable[bytes]) -> Iterator[str]:

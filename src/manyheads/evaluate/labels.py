@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.config import nearest
 from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores, diverged
 
@@ -31,9 +30,6 @@ def label_scores(
         "pearson": (pearson, "r; 0 where a side is constant"),
         "spearman": (spearman, "r of the ranks, ties at their mean; 0 where a side is constant"),
     }
-    for name in metrics:
-        if name not in known:
-            raise UserError(f"there is no metric '{name}': {nearest(name, known)}")
     scores: Scores = {name: known[name][0](predictions, labels) for name in metrics}
     return scores | {"signature": {name: known[name][1] for name in metrics}}
 

@@ -1,3 +1,3 @@
 """Import and export: Hugging Face, CTranslate2, ONNX. Only here are names of other projects."""
 
-ENCODER, HEAD, DECODER = "encoder.onnx", "head.onnx", "decoder.onnx"  # files of exchange/onnx.py
+ENCODER, DECODER = "encoder.onnx", "decoder.onnx"  # files of exchange/onnx.py

@@ -1,12 +1,9 @@
 """Models as CTranslate2 folders, and CTranslate2 to run them.
 
 A folder holds model.bin, config.json and the vocabulary as CTranslate2 reads them, and our
-tokenizer.json. A part that CTranslate2 lacks is expressed by others if that is exact, else refused:
-
-- positions that are added to embeddings become a table of model.max_length rows (none: zeros);
-- a bias by distance (T5; ALiBi in an encoder) becomes a T5 table with one bucket per distance, so
-  that no rounding of a logarithm decides where a bucket ends;
-- a matrix between query and key (bilinear, reduced-rank) is multiplied into the projections.
+tokenizer.json. Positions that are added to embeddings become a table of model.max_length rows
+(none: zeros). A bias by distance (T5; ALiBi in an encoder) becomes a T5 table with one bucket per
+distance, so that no rounding of a logarithm decides where a bucket ends.
 """
 
 import json
@@ -16,21 +13,21 @@ from dataclasses import dataclass, replace
 from itertools import count, cycle
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from manyheads.config import nearest
+from manyheads.data.batching import batches_by_length
 from manyheads.decode.beam import Decode, Hypothesis, SpecialTokens, length_penalty
 from manyheads.decode.decoder import BaseDecoder
-from manyheads.decode.generate import GREEDY, BaseGenerator, ignore
+from manyheads.decode.generate import GREEDY, BaseGenerator, Generator, ignore
 from manyheads.decode.sample import Sample
-from manyheads.decode.translate import BaseTranslator
+from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.errors import DataError, UserError, import_optional
 from manyheads.exchange.family import refuse_approximations
 from manyheads.fileio import replace_files
@@ -47,7 +44,6 @@ from manyheads.nn.positions import (
     ShawPosition,
 )
 from manyheads.nn.scores import InnerScore
-from manyheads.ops import share_heads
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 WEIGHTS, SETTINGS, TOKENIZER = "model.bin", "config.json", "tokenizer.json"
@@ -66,24 +62,52 @@ BLOCK = {
     "feedforward.inner": "ffn.linear_0",
     "feedforward.outer": "ffn.linear_1",
 }
+RELATIVE = (RotaryPosition, ShawPosition, BucketPosition, AlibiPosition)  # supported schemes
 GATED_BLOCK = BLOCK | {
     "feedforward.gate": "ffn.linear_0",
     "feedforward.inner": "ffn.linear_0_noact",
 }
-Affine = Float[Tensor, "n d"]  # a projection, its bias as the last column
-D = TypeVar("D", bound="Ctranslate2Decoder")
 
 
 def library() -> Any:
-    return import_optional("ctranslate2", "exchange")
-
-
-def _refuse(reason: str) -> UserError:
-    return UserError(f"CTranslate2 cannot express this model: {reason}")
+    return import_optional("ctranslate2", "ctranslate2")
 
 
 # ---------------------------------------------------------------------------------------------
 # Conversion
+
+
+def unsupported(model: nn.Module, decode: Decode) -> str | None:
+    """The reason why CTranslate2 cannot express a model with these settings, or None."""
+    if not isinstance(model, Seq2Seq | Gpt):
+        return f"it runs encoder–decoders and language models, not a {type(model).__name__}"
+    if decode.beam > 1 and decode.stopping != "early":
+        return f"decode.stopping={decode.stopping} is not supported, only early"
+    try:
+        refuse_approximations(model)
+    except UserError as error:
+        return str(error)
+    for stack in model.stacks().values():
+        position, block = stack.position, _blocks(stack)[0]
+        attention, feedforward = block.attention, block.feedforward
+        if not position.is_absolute and not isinstance(position, RELATIVE):
+            return f"model.position has no counterpart of {type(position).__name__}"
+        if isinstance(model, Gpt) and isinstance(position, BucketPosition):
+            # Seen in version 4.8: all tokens of a prompt are taken to be at its last position.
+            return "model.position=t5 is read at wrong distances in a language model"
+        if type(attention.score) is not InnerScore:
+            kind = attention.config.score.kind
+            return f"model.score={kind} is not supported, only dot and scaled-dot"
+        if not isinstance(feedforward, FeedForward | GatedFeedForward):
+            return f"model.feedforward has no counterpart of {type(feedforward).__name__}"
+    if len(epsilons := _epsilons(model)) > 1:
+        return f"all norms have one epsilon (norm.eps), and this model {sorted(epsilons)}"
+    return None
+
+
+def _epsilons(model: nn.Module) -> set[float]:
+    norms = [part for part in model.modules() if isinstance(part, nn.LayerNorm | nn.RMSNorm)]
+    return {float(norm.eps or 0.0) for norm in norms}
 
 
 def write_ctranslate2(
@@ -105,9 +129,11 @@ def write_ctranslate2(
         raise UserError(f"--quantization {quantization}: {nearest(quantization, known)}")
     if (folder / WEIGHTS).exists():
         raise UserError(f"{folder} holds a CTranslate2 model already: choose another folder")
-    refuse_approximations(model)
+    decode = decode or Decode()
+    if reason := unsupported(model, decode):
+        raise UserError(f"CTranslate2 cannot express this model: {reason}")
     with torch.no_grad():
-        spec = _convert(model, SpecialTokens(tokenizer, decode or Decode()))
+        spec = _convert(model, SpecialTokens(tokenizer, decode))
     spec.validate()
     spec.optimize(quantization)
     with replace_files(folder, last=WEIGHTS) as temporary:  # a folder with weights is complete
@@ -140,11 +166,7 @@ def _convert(model: Seq2Seq | Gpt, special: SpecialTokens) -> Any:
     before = special.decode.source_start if isinstance(model, Seq2Seq) else None
     spec.config.bos_token = names[_special_id(special, "start") if before is None else before]
     spec.config.unk_token = names[_special_id(special, "unknown")]
-    norms = [part for part in model.modules() if isinstance(part, nn.LayerNorm | nn.RMSNorm)]
-    epsilons = sorted({float(norm.eps or 0.0) for norm in norms})
-    if len(epsilons) > 1:
-        raise _refuse(f"all its norms have the same epsilon, and this model has {epsilons}")
-    spec.config.layer_norm_epsilon = epsilons[0]
+    [spec.config.layer_norm_epsilon] = _epsilons(model)
     spec.config.add_attribute("max_length", longest)
     return spec
 
@@ -174,9 +196,6 @@ def _stack(side: str, model: Seq2Seq | Gpt, table: nn.Embedding) -> Any:
     specs, longest = library().specs, model.config.max_length
     stack, embedding = model.stacks()[side], model.embeddings()[side]
     position, is_decoder = stack.position, side == "decoder"
-    if is_decoder and isinstance(model, Gpt) and isinstance(position, BucketPosition):
-        # Seen in version 4.8: all tokens of a prompt are taken to be at its last position.
-        raise _refuse("it reads a prompt at wrong T5 distances; train with another model.position")
     alibi = is_decoder and isinstance(position, AlibiPosition)  # encoders there have no ALiBi
     bias = None if alibi else _bias_table(position, longest, bidirectional=not is_decoder)
     options = _options(stack) | {
@@ -214,21 +233,13 @@ def _options(stack: Stack) -> dict[str, Any]:
     """The arguments of a spec that encoders and decoders have."""
     block, position = _blocks(stack)[0], stack.position
     attention, feedforward = block.attention, block.feedforward
-    known = (RotaryPosition, ShawPosition, BucketPosition, AlibiPosition)
-    if not position.is_absolute and not isinstance(position, known):
-        raise _refuse(f"it has no {type(position).__name__}")
-    if not isinstance(attention.score, InnerScore):
-        raise _refuse("its scores are inner products; set model.score to another than additive")
-    if not isinstance(feedforward, FeedForward | GatedFeedForward):
-        raise _refuse(f"it has no feed-forward part of the kind {type(feedforward).__name__}")
-    query, key, *_ = _projections(attention)
-    head_dim = len(query) // attention.config.heads
+    assert isinstance(feedforward, FeedForward | GatedFeedForward)  # see `unsupported`
     activation = next(n for n, f in ACTIVATIONS.items() if f is feedforward.activation)
     options = {
         "num_layers": len(stack.blocks),
         "num_heads": attention.config.heads,
-        "num_heads_kv": len(key) // head_dim,
-        "head_dim": head_dim,
+        "num_heads_kv": attention.config.kv_heads,
+        "head_dim": attention.config.head_dim,
         "pre_norm": block.attention_residual.placement == "pre",
         "rms_norm": isinstance(block.attention_residual.norm, nn.RMSNorm),
         "activation": library().specs.Activation[ACTIVATION_NAMES[activation]],
@@ -266,42 +277,13 @@ def _block(layer: Any, block: Block) -> None:
 
 
 def _attention(spec: Any, attention: SelfAttention | CrossAttention) -> None:
-    assert isinstance(attention.score, InnerScore)  # checked in `_options`
+    assert isinstance(attention.score, InnerScore)  # see `unsupported`
     spec.queries_scale = float(attention.score.scale)
-    query, key, value, output = _projections(attention)
-    crossed = isinstance(attention, CrossAttention)
-    inputs = [query, torch.cat([key, value])] if crossed else [torch.cat([query, key, value])]
-    for linear, affine in zip(spec.linear, [*inputs, output], strict=True):
-        linear.weight = _copy(affine[:, :-1])
-        if bool(affine[:, -1].any()):
-            linear.bias = _copy(affine[:, -1])
-
-
-def _projections(attention: SelfAttention | CrossAttention) -> list[Affine]:
-    """W^Q, W^K, W^V and W^O, with a matrix between query and key multiplied in.
-
-    A score is ⟨f(q), g(k)⟩ with f and g linear in each head, so they can be applied to the rows of
-    the projections. All heads must then be equally wide: zeros are appended.
-    """
-    sizes, output = attention.config.sizes, _affine(attention.output)
-    if isinstance(attention, SelfAttention):
-        query, key, value = _affine(attention.project).split(sizes)
-    else:
-        query = _affine(attention.query)
-        key, value = _affine(attention.project).split(sizes[1:])
-    if type(attention.score) is InnerScore:  # a dot product of any scale
-        return [query, key, value, output]
-    heads, kv_heads = attention.config.heads, attention.config.kv_heads
-    k, v = (rearrange(x, "(g c) d -> 1 g d c", g=kv_heads) for x in (key, value))
-    q = rearrange(query, "(h c) d -> 1 h d c", h=heads)
-    assert isinstance(attention.score, InnerScore)
-    f, g = attention.score.factors(q, share_heads(k, heads))
-    width = max(f.shape[-1], v.shape[-1])
-    wide = [F.pad(x, (0, width - x.shape[-1])) for x in (f, g, share_heads(v, heads))]
-    back = rearrange(attention.output.weight, "d (h c) -> d h c", h=heads)
-    back = rearrange(F.pad(back, (0, width - back.shape[-1])), "d h c -> d (h c)")
-    output = torch.cat([back, output[:, -1:]], dim=1)
-    return [*(rearrange(x, "1 h d c -> (h c) d") for x in wide), output]
+    crossed = [attention.query] if isinstance(attention, CrossAttention) else []
+    for linear, module in zip(
+        spec.linear, [*crossed, attention.project, attention.output], strict=True
+    ):
+        _fill(linear, module)
 
 
 def _bias_table(
@@ -333,10 +315,8 @@ def _bias_table(
 
 def _shaw(spec: Any, position: ShawPosition, attention: SelfAttention) -> None:
     """CTranslate2 scales both products alike; ours has 1/√c for the relative one."""
-    score = attention.score
-    if type(score) is not InnerScore or score.scale == 0:
-        raise _refuse("Shaw's positions need a dot product; set model.score=scaled-dot")
-    ratio = attention.config.head_dim**-0.5 / score.scale
+    assert isinstance(attention.score, InnerScore)  # see `unsupported`
+    ratio = attention.config.head_dim**-0.5 / attention.score.scale
     spec.relative_position_keys = _copy(position.keys * ratio)
     spec.relative_position_values = _copy(position.values)
 
@@ -352,12 +332,6 @@ def _fill(spec: Any, module: nn.Module) -> None:
         spec.gamma = _copy(module.weight)
         if isinstance(module, nn.LayerNorm):
             spec.beta = _copy(module.bias)
-
-
-def _affine(linear: nn.Linear) -> Affine:
-    """[W b], b zeros if the layer has none."""
-    bias = torch.zeros_like(linear.weight[:, 0]) if linear.bias is None else linear.bias
-    return torch.cat([linear.weight, bias[:, None]], dim=1)
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -412,16 +386,23 @@ class Ctranslate2Decoder(BaseDecoder):
     `beam` likeliest texts by log P and ranks those that have ended by log P / lp, here with the lp
     of decode.penalty. It differs from ours in this:
 
-    - a suppressed token has no probability: the others share its part (ours leaves it unused);
+    - a suppressed token, or an end before decode.min_length, has no probability: the others share
+      its part (ours leaves it unused);
     - with a length penalty it stops when `beam` hypotheses have ended, as ours does, and gives the
       best `beam` by |y|^α; without one it stops when the likeliest text of a step has just ended
       and there are enough, so that it may search longer than ours;
     - at the length limit a text is cut (decode.at_limit=truncate);
     - after decode.forced_bos only the likeliest text may end at once;
     - an empty source is not read: its translation is empty, with log P = 0.
+
+    With `twin`, the PyTorch model that the folder was converted from, the best text is that of our
+    search: a beam search suppresses nothing, and a text that reaches a limit or has a suppressed
+    token is searched again by PyTorch, as are all if several of the best are requested.
+    `manyheads.engines.why_not` refuses the other differences.
     """
 
     model: Ctranslate2Model
+    twin: Any
 
     @property
     def device(self) -> torch.device:
@@ -450,12 +431,14 @@ class Ctranslate2Decoder(BaseDecoder):
                 )
         if decode.beam > 1 and decode.stopping != "early":
             raise UserError(f"CTranslate2 needs decode.stopping=early, not {decode.stopping}")
+        # Greedy search compares tokens of one text only, whose probabilities grow alike.
+        suppressed = special.suppressed if self.twin is None or decode.beam == 1 else []
         return {
             "beam_size": decode.beam,
             # With a penalty all of them: CTranslate2 ranks by |y|^α, we by decode.penalty.
             "num_hypotheses": decode.beam if decode.length_penalty else self._count(n_best),
-            "length_penalty": decode.length_penalty,
-            "suppress_sequences": [[names[x]] for x in special.suppressed if x != special.end],
+            "length_penalty": self._alpha,
+            "suppress_sequences": [[names[x]] for x in suppressed if x != special.end],
             "end_token": [special.end],
             "return_end_token": True,  # so that it counts in |y|, as ours does
             "return_scores": True,
@@ -463,31 +446,44 @@ class Ctranslate2Decoder(BaseDecoder):
             "batch_type": "tokens",
         }
 
+    @property
+    def _alpha(self) -> float:
+        """α of |y|^α, by which CTranslate2 chooses `beam` hypotheses if more have ended.
+
+        With a twin, the α nearest to lp = ((5 + |y|) / 6)^α: their slopes are equal at
+        |y| = 20, since d log lp / d log |y| = α |y| / (5 + |y|).
+        """
+        is_gnmt = self.twin is not None and self.decode.penalty == "gnmt"
+        return self.decode.length_penalty * (20 / 25 if is_gnmt else 1)
+
     def _count(self, n_best: int | None) -> int:
         return min(n_best or self.decode.beam, self.decode.beam)
 
-    def _ranked(
-        self, texts: Sequence[list[int]], scores: Sequence[float], n_best: int | None
-    ) -> list[Hypothesis]:
-        """The n best hypotheses, with the scores that they have by our settings."""
+    def _ranked(self, texts: Sequence[list[int]], scores: Sequence[float]) -> list[Hypothesis]:
+        """Hypotheses, best first, with the scores that they have by our settings."""
         decode, end = self.decode, self.special_tokens.end
         hypotheses = []
         for tokens, score in zip(texts, scores, strict=True):
             length = max(1, len(tokens))  # an empty source has an empty translation, without an end
-            log_probability = score * length**decode.length_penalty
+            log_probability = score * length**self._alpha
             penalty = float(length_penalty(length, decode.length_penalty, decode.penalty))
             text = tokens[:-1] if tokens[-1:] == [end] else tokens
             hypotheses.append(Hypothesis(text, log_probability, log_probability / penalty))
-        return sorted(hypotheses, key=lambda h: -h.score)[: self._count(n_best)]
+        return sorted(hypotheses, key=lambda h: -h.score)
 
-    def _greedy(self: D, sample: Sample) -> D:
-        """Greedy search, if `sample` is that."""
-        if sample.temperature > 0:
-            raise UserError(
-                "CTranslate2 samples all texts from one stream of random numbers, so that no seed "
-                "reproduces a text: search (--temperature 0, --beam), or use the run itself"
-            )
-        return replace(self, decode=replace(self.decode, beam=1))  # type: ignore[type-var]
+    def _differs(self, hypotheses: Sequence[Hypothesis], limit: int) -> bool:
+        """True if our search may give others. The longest hypothesis is as long as the search."""
+        suppressed = set(self.special_tokens.suppressed)
+        return any(
+            len(hypothesis.tokens) + 1 >= limit or not suppressed.isdisjoint(hypothesis.tokens)
+            for hypothesis in hypotheses
+        )
+
+    def _refuse_sampling(self) -> UserError:
+        return UserError(
+            "CTranslate2 samples all texts from one stream of random numbers, so that no seed "
+            "reproduces a text: search (--temperature 0, --beam), or use the run itself"
+        )
 
 
 @dataclass(frozen=True)
@@ -497,10 +493,14 @@ class Ctranslate2Translator(Ctranslate2Decoder, BaseTranslator):
     model: Ctranslate2Model
     tokenizer: Tokenizer
     decode: Decode
+    twin: Seq2Seq | None = None
 
     @property
     def max_length(self) -> int:
         return self.model.max_length
+
+    def in_torch(self) -> Translator | None:
+        return None if self.twin is None else Translator(self.twin, self.tokenizer, self.decode)
 
     def search(
         self,
@@ -508,60 +508,114 @@ class Ctranslate2Translator(Ctranslate2Decoder, BaseTranslator):
         advance: Callable[[int], None] = lambda done: None,
         n_best: int | None = None,
     ) -> list[list[Hypothesis]]:
-        options, model, first = self._options(n_best), self.model, self.decode.forced_bos
+        options, ours, first = self._options(n_best), self.in_torch(), self.decode.forced_bos
+        if ours is not None and self._count(n_best) > 1:
+            return ours.search(sentences, advance, n_best)
         encoded = self.tokenizer.encode_batch(sentences)
-        limits = [self._limit(len(self.special_tokens.source(ids))) for ids in encoded]
+        lengths = np.array([len(self.special_tokens.source(ids)) for ids in encoded], dtype=int)
+        limits = [self.decode.limit(int(length), self.max_length) for length in lengths]
         results: list[list[Hypothesis]] = [[] for _ in sentences]
-        done = 0
-        # A call has one length limit: one call for each, so that results do not depend on others.
-        for limit in sorted(set(limits)):
-            rows = [row for row, own_limit in enumerate(limits) if own_limit == limit]
-            outputs = model.runner.translate_batch(
-                [[model.source[token] for token in encoded[row]] for row in rows],
-                None if first is None else [[model.target[first]]] * len(rows),
+        again = []  # for our own search
+        for row, length in enumerate(lengths):
+            if ours is not None and (not encoded[row] or length > self.max_length):
+                again.append(row)
+            elif length > self.max_length:
+                raise UserError(
+                    f"a source of {length} tokens, but this folder's positions end at "
+                    f"{self.max_length}: shorten it, or export a model with a larger max_length"
+                )
+        done = len(again)
+        for rows in self._groups(np.delete(np.arange(len(encoded)), again), lengths, limits):
+            most = max(limits[row] for row in rows)
+            outputs = self.model.runner.translate_batch(
+                [[self.model.source[token] for token in encoded[row]] for row in rows],
+                None if first is None else [[self.model.target[first]]] * len(rows),
                 **options,
-                min_decoding_length=min(self.decode.min_length, limit),
-                max_decoding_length=limit,
+                min_decoding_length=min(self.decode.min_length, most),
+                max_decoding_length=most,
                 max_input_length=0,
             )
             for row, output in zip(rows, outputs, strict=True):
-                texts = [[model.ids[name] for name in names] for names in output.hypotheses]
-                results[row] = self._ranked(texts, output.scores, n_best)
+                texts = [[self.model.ids[name] for name in names] for names in output.hypotheses]
+                hypotheses = self._ranked(texts, output.scores)
+                results[row] = hypotheses[: self._count(n_best)]
+                if ours is not None and self._differs(hypotheses, limits[row]):
+                    again.append(row)
             done += len(rows)
             advance(done)
+        if ours is not None and again:
+            searched = ours.search([sentences[row] for row in again], n_best=n_best)
+            for row, hypotheses in zip(again, searched, strict=True):
+                results[row] = hypotheses
         return results
 
-    def sample(self, sentences: Sequence[str], sample: Sample, first: int = 0) -> list[str]:
-        return self._greedy(sample).translate(sentences)
+    def _groups(self, rows: np.ndarray, lengths: np.ndarray, limits: list[int]) -> list[list[int]]:
+        """Rows of one call, which has one length limit.
 
-    def _limit(self, length: int) -> int:
-        if length > self.max_length:
-            raise UserError(
-                f"a source of {length} tokens, but this folder's positions end at "
-                f"{self.max_length}: shorten it, or export a model with a larger max_length"
-            )
-        return self.decode.limit(length, self.max_length)
+        Without a twin all rows of a call have that limit, so that results do not depend on others.
+        With one, a text that reaches its own limit is searched again anyway.
+        """
+        if self.twin is not None:
+            budget = max(1, self.decode.forward_tokens // self.decode.beam)
+            groups = batches_by_length(lengths[rows], budget)
+            return [rows[group].tolist() for group in groups]
+        by_limit: dict[int, list[int]] = {}
+        for row in rows.tolist():
+            by_limit.setdefault(limits[row], []).append(row)
+        return list(by_limit.values())
+
+    def sample(self, sentences: Sequence[str], sample: Sample, first: int = 0) -> list[str]:
+        if sample.temperature == 0:
+            return replace(self, decode=replace(self.decode, beam=1)).translate(sentences)
+        if (ours := self.in_torch()) is None:
+            raise self._refuse_sampling()
+        return ours.sample(sentences, sample, first)
 
 
 @dataclass(frozen=True)
 class Ctranslate2Generator(Ctranslate2Decoder, BaseGenerator):
     """A decoder-only model in a folder, with its tokenizer and the settings it generates with.
 
-    A text ends with the model's max_length at the latest.
+    Without a twin a text ends with the model's max_length at the latest. With one, CTranslate2
+    generates greedily, and PyTorch searches, samples and continues texts past max_length.
     """
 
-    supports_seed: ClassVar[bool] = False
     model: Ctranslate2Model
     tokenizer: Tokenizer
     decode: Decode
     warn: Callable[[str], None] = ignore
+    twin: Gpt | None = None
 
     @property
-    def positions(self) -> int:
-        return self.model.max_length
+    def supports_seed(self) -> bool:
+        return self.twin is not None
+
+    @property
+    def positions(self) -> int | None:
+        ours = self.in_torch()
+        return self.model.max_length if ours is None else ours.positions
+
+    @property
+    def context(self) -> int | None:
+        return None if self.twin is None else self.model.max_length
+
+    def in_torch(self) -> Generator | None:
+        if self.twin is None:
+            return None
+        return Generator(self.twin, self.tokenizer, self.decode, self.warn)
 
     def search(
         self, prompts: Sequence[Sequence[int]], limit: int, n_best: int | None = None
+    ) -> list[list[Hypothesis]]:
+        ours = self.in_torch()
+        return (
+            self._search_all(prompts, limit, n_best)
+            if ours is None
+            else ours.search(prompts, limit, n_best)
+        )
+
+    def _search_all(
+        self, prompts: Sequence[Sequence[int]], limit: int, n_best: int | None
     ) -> list[list[Hypothesis]]:
         options = self._options(n_best)
         if self.decode.forced_bos is not None:
@@ -581,16 +635,49 @@ class Ctranslate2Generator(Ctranslate2Decoder, BaseGenerator):
                 include_prompt_in_result=False,
             )
             for row, output in zip(rows, outputs, strict=True):
-                results[row] = self._ranked(output.sequences_ids, output.scores, n_best)
+                hypotheses = self._ranked(output.sequences_ids, output.scores)
+                results[row] = hypotheses[: self._count(n_best)]
         return results
 
     def sample(
         self, prompts: Sequence[Sequence[int]], limit: int, sample: Sample, first: int = 0
     ) -> list[list[int]]:
-        results = self._greedy(sample).search(prompts, limit, n_best=1)
-        return [hypotheses[0].tokens for hypotheses in results]
+        if (ours := self._sampler(prompts, limit, sample)) is not None:
+            return ours.sample(prompts, limit, sample, first)
+        greedy = replace(self, decode=replace(self.decode, beam=1))
+        texts = greedy._search_all(prompts, limit, n_best=1)
+        return [nbest[0].tokens[: self._most(limit)] for nbest in texts]
 
     def stream(
         self, prompt: Sequence[int], limit: int, sample: Sample | None = None, first: int = 0
     ) -> Iterator[int]:
-        return iter(self.sample([prompt], limit, sample or GREEDY, first)[0])
+        if (ours := self._sampler([prompt], limit, sample or GREEDY)) is not None:
+            return ours.stream(prompt, limit, sample, first)
+        [(_, tokens, limits)] = self._batches([prompt], limit, 1)
+        if (most := min(int(limits[0]), self._most(limit))) < 1:
+            return iter(())
+        options = replace(self, decode=replace(self.decode, beam=1))._options(1)
+        steps = self.model.runner.generate_tokens(
+            [self.model.target[token] for token in tokens[0].tolist()],
+            max_length=most,
+            min_length=min(self.decode.min_length, most),
+            suppress_sequences=options["suppress_sequences"],
+            end_token=options["end_token"],
+        )
+        end = self.special_tokens.end
+        return (step.token_id for step in steps if step.token_id != end)
+
+    def _sampler(
+        self, prompts: Sequence[Sequence[int]], limit: int, sample: Sample
+    ) -> Generator | None:
+        """The PyTorch generator if CTranslate2 cannot continue these prompts as it does."""
+        ours = self.in_torch()
+        if ours is None and sample.temperature > 0:
+            raise self._refuse_sampling()
+        longest = max((len(prompt) for prompt in prompts), default=0) + limit - 1
+        return ours if sample.temperature > 0 or longest > self.model.max_length else None
+
+    def _most(self, limit: int) -> int:
+        """An end that is forced at the limit takes the position of the last token."""
+        forces_end = self.twin is not None and self.decode.at_limit != "truncate"
+        return limit - 1 if forces_end else limit

@@ -7,10 +7,7 @@ them (`Family.derive`). To add a family, derive it from the nearest one and add 
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from manyheads.errors import DataError, UserError
+from manyheads.errors import UserError
 from manyheads.exchange.family import (
     ACTIVATIONS,
     REMOVED,
@@ -25,10 +22,15 @@ from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vit import VitConfig
-from manyheads.nn.positions import SinusoidalPosition
 
 TIED = {True: "all", False: "none"}
 SCALED = {True: "sqrt-dim", False: "one"}
+SIZES = {
+    "hidden_size": Field("dim"),
+    "num_hidden_layers": Field("layers"),
+    "num_attention_heads": Field("heads"),
+    "intermediate_size": Field("ffn_dim"),
+}
 
 # ---------------------------------------------------------------------------------------------
 # BERT and its relatives: post-norm encoders with learned positions
@@ -55,10 +57,7 @@ BERT = Family(
     model=BertConfig,
     fields={
         "vocab_size": Field("vocab_size"),
-        "hidden_size": Field("dim"),
-        "num_hidden_layers": Field("layers"),
-        "num_attention_heads": Field("heads"),
-        "intermediate_size": Field("ffn_dim"),
+        **SIZES,
         "hidden_act": Field("feedforward.activation", "gelu", ACTIVATIONS),
         "hidden_dropout_prob": Field("dropout", 0.1),
         "attention_probs_dropout_prob": Field("attention_dropout", 0.1),
@@ -138,10 +137,8 @@ def _read_roberta(foreign: Foreign) -> Flat:
 
 def _write_roberta(flat: Flat) -> dict[str, Any]:
     offset = flat.get("position.offset", 0)
-    if offset == 0:  # not removed, so that it is refused
-        return {}
-    flat["max_length"] += flat.pop("position.offset")
-    return {"pad_token_id": offset - 1}
+    padding = max(0, offset - 1)  # read back, no padding token gives an offset of 0
+    return {"pad_token_id": padding, "max_position_embeddings": flat["max_length"] + offset}
 
 
 ROBERTA = BERT.derive(
@@ -311,8 +308,6 @@ def _read_rope(foreign: Foreign) -> Flat:
     """Newer files keep the settings of rotary positions in one table, older ones in two places."""
     settings = foreign.settings
     rope = settings.get("rope_scaling") or settings.get("rope_parameters") or {}
-    if not isinstance(rope, dict):
-        raise DataError(f"config.json has rope_parameters={rope!r}: it must be a table")
     form = rope.get("rope_type", rope.get("type", "default"))
     if form != "default":
         raise UserError(f"a model with rope_type={form} is not supported: only default")
@@ -320,7 +315,7 @@ def _read_rope(foreign: Foreign) -> Flat:
 
 
 def _write_rope(flat: Flat) -> dict[str, Any]:
-    base = flat.pop("position.base", 10_000.0)
+    base = flat.get("position.base", 10_000.0)
     return {"rope_parameters": {"rope_type": "default", "rope_theta": base}}
 
 
@@ -330,12 +325,9 @@ LLAMA = Family(
     model=GptConfig,
     fields={
         "vocab_size": Field("vocab_size"),
-        "hidden_size": Field("dim"),
-        "num_hidden_layers": Field("layers"),
-        "num_attention_heads": Field("heads"),
+        **SIZES,
         "num_key_value_heads": Field("kv_heads", None),
         "head_dim": Field("head_dim", None),
-        "intermediate_size": Field("ffn_dim"),
         "hidden_act": Field("feedforward.activation", "silu", ACTIVATIONS),
         "max_position_embeddings": Field("max_length", 2048),
         "rms_norm_eps": Field("norm.eps", 1e-6),
@@ -386,44 +378,35 @@ SHARED_TABLE = {
 }
 
 
+# Words of feed_forward_proj: (gated, activation). Their "gated-gelu" is the tanh form.
+T5_FORMS = {theirs: (False, ours) for theirs, ours in ACTIVATIONS.items()} | {
+    f"gated-{theirs}": (True, ours) for theirs, ours in ACTIVATIONS.items() if theirs != "gelu"
+}
+T5_FORMS["gated-gelu"] = (True, "gelu-tanh")
+
+
 def _read_t5(foreign: Foreign) -> Flat:
     settings = foreign.settings
-    words = settings["feed_forward_proj"].split("-")
-    gated, word = words[0] == "gated", words[-1]
-    word = "gelu_new" if gated and word == "gelu" else word  # "gated-gelu" means the tanh form
-    if word not in ACTIVATIONS or len(words) > 2 or (len(words) == 2 and not gated):
-        raise DataError(f"config.json has feed_forward_proj={'-'.join(words)}, which T5 has not")
-    for name, value in (("dense_act_fn", word), ("is_gated_act", gated)):  # newer files repeat it
-        if settings.get(name, value) != value:
-            raise DataError(
-                f"config.json has {name}={settings[name]}, but feed_forward_proj={'-'.join(words)}"
-            )
+    gated, activation = T5_FORMS[settings["feed_forward_proj"]]
     # In older files the flag means both; newer ones store the scale separately.
     scaled = settings.get("scale_decoder_outputs", settings["tie_word_embeddings"])
     return {
         "feedforward.kind": "gated" if gated else "plain",
-        "feedforward.activation": ACTIVATIONS[word],
+        "feedforward.activation": activation,
         "output.scale": "inverse-sqrt-dim" if scaled else "one",
-        "tie": "all" if foreign.equal("lm_head.weight", "shared.weight") else "inputs",
+        "tie": "all" if foreign.tied_head else "inputs",
         "decoder.layers": settings["num_decoder_layers"] or settings["num_layers"],
     }
 
 
 def _write_t5(flat: Flat) -> dict[str, Any]:
-    gated = flat.pop("feedforward.kind") == "gated"
-    ours = flat["feedforward.activation"]
-    word = next(theirs for theirs, name in ACTIVATIONS.items() if name == ours)
-    if not gated or word != "gelu":  # which T5 cannot name; not removed, it is refused
-        flat.pop("feedforward.activation")
-    if gated:
-        word = f"gated-{'gelu' if word == 'gelu_new' else word}"
-    if flat.get("tie") in ("all", "inputs"):
-        flat.pop("tie")
+    gated = flat["feedforward.kind"] == "gated"
+    form, nearest = (gated, flat["feedforward.activation"]), "gated-gelu" if gated else "relu"
     return {
-        "feed_forward_proj": word,
-        "num_decoder_layers": flat.pop("decoder.layers"),
+        "feed_forward_proj": next((x for x, known in T5_FORMS.items() if known == form), nearest),
+        "num_decoder_layers": flat["decoder.layers"],
         # In transformers this flag now only means the scale.
-        "tie_word_embeddings": flat.pop("output.scale") == "inverse-sqrt-dim",
+        "tie_word_embeddings": flat["output.scale"] == "inverse-sqrt-dim",
     }
 
 
@@ -450,7 +433,11 @@ T5 = Family(
         "feed_forward_proj": "relu",
         "tie_word_embeddings": True,
     },
-    only={"is_encoder_decoder": (True,), "is_decoder": (False,)},
+    only={
+        "feed_forward_proj": tuple(T5_FORMS),
+        "is_encoder_decoder": (True,),
+        "is_decoder": (False,),
+    },
     fixed={
         "norm.placement": "pre",
         "norm.form": "rms",
@@ -505,19 +492,17 @@ TIES = {
 
 def _read_bart(foreign: Foreign) -> Flat:
     """Which of source table, target table and head are tied, and whether the head has a bias."""
-    inputs = foreign.equal("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-    table = "shared.weight" if "shared.weight" in foreign.tensors else "decoder.embed_tokens.weight"
-    head = foreign.settings["tie_word_embeddings"] and foreign.equal("lm_head.weight", table)
-    bias = foreign.tensors.get("final_logits_bias")
-    has_bias = bias is not None and bool(bias.any())
-    return {"tie": TIES[inputs, head], "output.bias": "fixed" if has_bias else "none"}
+    settings = foreign.settings
+    shared = foreign.tied_inputs and settings.get("share_encoder_decoder_embeddings", True)
+    return {
+        "tie": TIES[shared, foreign.tied_head and settings["tie_word_embeddings"]],
+        "output.bias": "fixed" if foreign.has_bias else "none",
+        "target_vocab_size": None if shared else settings.get("decoder_vocab_size"),
+    }
 
 
 def _write_bart(flat: Flat) -> dict[str, Any]:
-    if flat["tie"] == "target":  # not removed, so that it is refused
-        return {}
-    flat.pop("output.bias")
-    return {"tie_word_embeddings": flat.pop("tie") == "all"}
+    return {"tie_word_embeddings": flat["tie"] == "all"}
 
 
 BART = Family(
@@ -591,23 +576,6 @@ BART = Family(
     unused=[r"^(encoder|decoder)\.version$", r"^final_logits_bias$"],  # a bias of zeros is none
 )
 
-ROUNDING = torch.finfo(torch.bfloat16).eps / 2  # of bfloat16 numbers just below one
-
-
-def _read_pegasus(foreign: Foreign) -> Flat:
-    """As BART; stored sinusoids must be the sinusoids, to the rounding of bfloat16."""
-    for name in ("encoder.embed_positions.weight", "decoder.embed_positions.weight"):
-        table: Tensor | None = foreign.tensors.get(name)
-        if table is None:
-            continue
-        positions = torch.arange(len(table), device=table.device)[None]
-        zeros = torch.zeros_like(table, dtype=torch.float64)[None]
-        expected = SinusoidalPosition(10_000.0, "halves").embed(zeros, positions)[0]
-        if not torch.allclose(expected, table.double(), rtol=0.0, atol=ROUNDING):
-            raise DataError(f"{name} holds other positions than the sinusoids of its config.json")
-    return _read_bart(foreign)
-
-
 PEGASUS = BART.derive(
     kind="pegasus",
     fixed={
@@ -620,26 +588,17 @@ PEGASUS = BART.derive(
         "position.base": 10_000.0,
     },
     architectures={"PegasusForConditionalGeneration": {}},
-    read=_read_pegasus,
-    unused=[r"^final_logits_bias$", r"\.embed_positions\.weight$"],
+    unused=[r"^final_logits_bias$", r"\.embed_positions\.weight$"],  # sinusoids are not read
 )
 
 
-def _read_marian(foreign: Foreign) -> Flat:
-    flat, settings = _read_pegasus(foreign), foreign.settings
-    if not settings["share_encoder_decoder_embeddings"]:
-        tied = foreign.equal("lm_head.weight", "decoder.embed_tokens.weight")
-        flat["tie"] = TIES[False, tied and settings["tie_word_embeddings"]]
-        flat["target_vocab_size"] = settings["decoder_vocab_size"]
-    return flat
-
-
 def _write_marian(flat: Flat) -> dict[str, Any]:
-    flat.pop("output.bias")
     shared, tied = next(flags for flags, tie in TIES.items() if tie == flat["tie"])
-    del flat["tie"]
-    settings = {"share_encoder_decoder_embeddings": shared, "tie_word_embeddings": tied}
-    return settings if shared else {**settings, "decoder_vocab_size": flat.pop("target_vocab_size")}
+    return {
+        "share_encoder_decoder_embeddings": shared,
+        "tie_word_embeddings": tied,
+        "decoder_vocab_size": flat["target_vocab_size"],
+    }
 
 
 MARIAN = PEGASUS.derive(
@@ -647,7 +606,6 @@ MARIAN = PEGASUS.derive(
     defaults={"share_encoder_decoder_embeddings": True, "decoder_vocab_size": None},
     fixed={"norm.placement": "post"},
     architectures={"MarianMTModel": {}},
-    read=_read_marian,
     write=_write_marian,
 )
 
@@ -665,26 +623,14 @@ def read_pixel_statistics(table: Mapping[str, Any], channels: int) -> Flat:
     without do_rescale. Without do_normalize the mean is 0 and the deviation 1.
     """
     factor = table.get("rescale_factor", 1 / 255) if table.get("do_rescale", True) else 1
-    if not _is_positive(factor):
-        raise DataError(f"{PREPROCESSOR} has rescale_factor={factor!r}: it must be above 0")
     if not table.get("do_normalize", True):
         table = {"image_mean": 0, "image_std": 1}
     flat: Flat = {}
     for theirs, ours in (("image_mean", "pixel_mean"), ("image_std", "pixel_std")):
         value = 0.5 if table.get(theirs) is None else table[theirs]
         numbers = value if isinstance(value, list) else [value] * channels
-        fits = [_is_positive(x) or (x == 0 and ours == "pixel_mean") for x in numbers]
-        if len(numbers) != channels or not all(fits):
-            raise DataError(
-                f"{PREPROCESSOR} has {theirs}={value!r}: give a number for each of {channels} "
-                "channels, or delete it"
-            )
         flat[ours] = [number / (255 * factor) for number in numbers]
     return flat
-
-
-def _is_positive(number: Any) -> bool:
-    return type(number) in (int, float) and 0 < number < float("inf")
 
 
 def write_preprocessor(config: VitConfig) -> dict[str, Any]:
@@ -707,21 +653,12 @@ def _read_vit(foreign: Foreign) -> Flat:
     return {} if table is None else read_pixel_statistics(table, foreign.settings["num_channels"])
 
 
-def _write_vit(flat: Flat) -> dict[str, Any]:
-    for name in ("max_length", "pixel_mean", "pixel_std"):
-        flat.pop(name)
-    return {}
-
-
 VIT = Family(
     kind="vit",
     prefix="vit.",
     model=VitConfig,
     fields={
-        "hidden_size": Field("dim"),
-        "num_hidden_layers": Field("layers"),
-        "num_attention_heads": Field("heads"),
-        "intermediate_size": Field("ffn_dim"),
+        **SIZES,
         "hidden_act": Field("feedforward.activation", "gelu", ACTIVATIONS),
         "hidden_dropout_prob": Field("dropout", 0.0),
         "attention_probs_dropout_prob": Field("attention_dropout", 0.0),
@@ -733,7 +670,6 @@ VIT = Family(
         "pooler_act": Field("pooler.activation", "tanh", ACTIVATIONS),
         "pooler_output_size": Field("pooler.dim", None),
     },
-    squares=("image_size", "patch_size"),
     fixed={
         "first": "token",
         "norm.placement": "pre",
@@ -751,7 +687,6 @@ VIT = Family(
     },
     unpooled="ViTModel",
     read=_read_vit,
-    write=_write_vit,
     layer="layers.{n}",
     tensors={
         "patches.first": "embeddings.cls_token",

@@ -1,7 +1,8 @@
 """Families of Hugging Face models as tables that convert settings and tensors in both directions.
 
 A `Family` is one architecture: which of its settings is which of ours, what all its models have in
-our terms, and the name of each of our tensors there. families.py has the tables.
+our terms, and the name of each of our tensors there. families.py has the tables. A model of ours
+belongs to a family if reading the settings that were written for it gives the model again.
 """
 
 import dataclasses
@@ -36,22 +37,9 @@ ACTIVATIONS = {
 SAME_ACTIVATION = "feedforward.activation"  # a head has the activation of the feed-forward part
 # Settings of training and of the implementation, which do not define a model.
 FREE = re.compile(
-    r"((encoder|decoder)\.)?attention\.|init$|(.*[._])?dropout$|embed\.norm\.placement$"
+    r"((encoder|decoder)\.)?attention\.|init$|(.*[._])?dropout$|embed\.norm\.placement$|pixel_"
 )
 PER_STACK = ("layers", "heads", "ffn_dim")  # what encoder and decoder may have each
-HEAD_PARTS = ("head.", "pooler.", "next_sentence.")
-ANY_VALUE = {
-    "head.labels",
-    "head.dropout",
-    "head.tie",
-    "pooler.dim",
-}  # settings that all classes have
-# Multi-label classification is not supported.
-PROBLEMS: dict[str, tuple[Any, ...]] = {
-    "problem_type": (None, "single_label_classification", "regression"),
-}
-NO_POOLER = "add_pooling_layer"  # the argument of a class that may be built without its pooler
-MAX_INTEGER = 2**53  # integers up to there are exact as floats
 
 
 def refuse_approximations(model: nn.Module) -> None:
@@ -69,17 +57,14 @@ def refuse_approximations(model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A model of another program: settings, tensors by canonical name, its class, its head."""
+    """A model of another program: its class, its settings, and what only its tensors tell."""
 
-    settings: Mapping[str, Any]
-    tensors: Mapping[str, Tensor]
     architecture: str
-    head: str | None
-
-    def equal(self, first: str, second: str) -> bool:
-        """True if two tensors are equal; one that is not stored is tied to the other."""
-        pair = [self.tensors[name] for name in (first, second) if name in self.tensors]
-        return len(pair) < 2 or torch.equal(*pair)
+    settings: Mapping[str, Any]
+    tied_head: bool  # the output matrix is the (target's) token table
+    tied_inputs: bool  # encoder and decoder have one token table
+    has_bias: bool  # the logits have a bias that is not zero
+    has_pooler: bool
 
 
 @dataclass(frozen=True)
@@ -106,11 +91,11 @@ class Family:
     """One architecture of Hugging Face, as tables.
 
     - `fields`: their settings; `defaults`: further ones that only `read` uses; `only`: supported
-      values of others; `squares`: settings that may be two equal sides;
+      values of others;
     - `fixed`: our settings that all its models have; `architectures`: the head of each class;
       `superset_of`: a class whose files often are of another; `unpooled`: one that may lack its
       pooler;
-    - `read` and `write`: what no table can express. `write` removes the settings it has expressed;
+    - `read` and `write`: what no table can express;
     - `tensors`: our module or tensor → theirs. A module of a block is in their `layer` number {n};
       {stack} is encoder or decoder; "q|k|v" are matrices that are one of ours; {last} is T5's
       number of a feed-forward part. `variants`: the same for models with a kind of head, a gated
@@ -130,7 +115,6 @@ class Family:
     tied: tuple[str, str] = ("", "")
     defaults: Mapping[str, Any] = field(default_factory=dict)
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    squares: Sequence[str] = ()
     superset_of: Mapping[str, str] = field(default_factory=dict)
     unpooled: str = ""
     read: Callable[[Foreign], Flat] = lambda foreign: {}
@@ -178,26 +162,35 @@ class Family:
         return self.tensors | {k: v for x in kinds for k, v in self.variants.get(x, {}).items()}
 
     def second_names(self, model: nn.Module) -> dict[str, str]:
-        """Second names of tensors that the model has."""
+        """Second names of tensors that a model may be stored under."""
         if hasattr(model, "target_tokens"):  # a tied head is tied to the target's table
             return {self.tied[0]: f"{self.variants['separate']['target_tokens']}.weight"}
-        variants = [names for kind, names in self.variants.items() if kind != "separate"]
-        absent = {module for names in variants for module in names.values()}
-        absent -= {*self.names(model).values()}
-        return {
-            second: first
-            for second, first in self.aliases.items()
-            if second.rpartition(".")[0] not in absent
-        }
-
-    def lacks_pooler(self, foreign: Foreign) -> bool:
-        stored = {name.rpartition(".")[0] for name in foreign.tensors}
-        return (
-            foreign.architecture == self.unpooled and self.tensors["pooler.project"] not in stored
-        )
+        return self.aliases
 
     def ignores(self, name: str) -> bool:
         return any(re.search(pattern, name) for pattern in self.unused)
+
+    def foreign(
+        self, architecture: str, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> Foreign:
+        """A foreign model by its settings and its tensors (by canonical name)."""
+
+        def equal(first: str, second: str) -> bool:
+            """True if two tensors are equal; one that is not stored is tied to the other."""
+            pair = [tensors[name] for name in (first, second) if name in tensors]
+            return len(pair) < 2 or torch.equal(*pair)
+
+        encoder, decoder = (f"{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
+        head, table = self.tied
+        bias, pooler = tensors.get("final_logits_bias"), self.tensors.get("pooler.project", "-")
+        return Foreign(
+            architecture,
+            settings,
+            tied_head=equal(head, decoder if decoder in tensors else table),
+            tied_inputs=equal(encoder, decoder),
+            has_bias=bias is not None and bool(bias.any()),
+            has_pooler=any(name.startswith(f"{pooler}.") for name in tensors),
+        )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -222,9 +215,7 @@ def moves(family: Family, model: nn.Module) -> list[Move]:
         block = re.match(r"(encoder|decoder)\.blocks\.(\d+)\.(.+)", ours)
         path = module = block[3] if block else re.sub(r"^(encoder|decoder)", "{stack}", ours)
         while module not in names:
-            if "." not in module:
-                raise UserError(f"{family.kind} has no tensor for {ours}")
-            module = module.rpartition(".")[0]
+            module = module[: module.rindex(".")]
         pattern = f"{family.layer}.{names[module]}" if block else names[module]
         stack = "decoder" if ours.startswith("decoder") else "encoder"
         last = 2 if stack == "decoder" else 1  # a decoder has cross-attention before it
@@ -295,29 +286,27 @@ def to_hf_state(
 
 
 # ---------------------------------------------------------------------------------------------
-# Settings of theirs → ours
+# Settings
 
 
 def read_settings(family: Family, foreign: Foreign) -> TransformerConfig:
     """Our settings of a foreign model; unsupported ones are refused by name."""
     settings = {**family.known, **foreign.settings}
-    only = {**family.only, **(PROBLEMS if foreign.head == "classify" else {})}
+    flat: Flat = {**family.fixed, **family.architectures[foreign.architecture]}
+    only = dict(family.only)
+    if flat.get("head.kind") in ("classify", "tag"):
+        flat["head.labels"] = labels = _labels(settings)
+        if flat["head.kind"] == "classify":  # of several labels at once is not supported
+            regression = ("regression",) if len(labels) == 1 else ()
+            only["problem_type"] = (None, "single_label_classification", *regression)
     for name, allowed in only.items():
         if settings.get(name, allowed[0]) not in allowed:
             raise _unsupported(family, name, settings[name], allowed)
-    for name in family.squares:
-        sides = settings[name]
-        if isinstance(sides, list | tuple):
-            if len(sides) != 2 or sides[0] != sides[1]:
-                raise _unsupported(family, name, sides, ["squares"])
-            settings[name] = sides[0]
-    for name in (*family.fields, *family.defaults):
+    if foreign.architecture == family.unpooled and not foreign.has_pooler:
+        flat = {path: value for path, value in flat.items() if not path.startswith("pooler.")}
+    for name, setting in family.fields.items():
         if name not in settings:
             raise DataError(f"config.json has no '{name}', which a {family.kind} model needs")
-        if expected := _expected(settings[name], family.known.get(name, 1)):
-            raise DataError(f"config.json has {name}={settings[name]!r}: it must be {expected}")
-    flat: Flat = {**family.fixed, **family.architectures[foreign.architecture]}
-    for name, setting in family.fields.items():
         if setting.applies(flat):
             value = settings[name]
             if setting.values is not None:
@@ -326,18 +315,11 @@ def read_settings(family: Family, foreign: Foreign) -> TransformerConfig:
                 value = setting.values[value]
             flat |= dict.fromkeys(setting.paths.split(), value)
     for path in ("tie", "head.tie"):
-        if flat.get(path) == "all" and not foreign.equal(*family.tied):
+        if flat.get(path) == "all" and not foreign.tied_head:
             flat[path] = "none"
-    if flat.get("head.kind") in ("classify", "tag"):
-        flat["head.labels"] = _labels(settings, foreign)
     flat |= family.read(dataclasses.replace(foreign, settings=settings))
-    flat = _without_pooler(flat) if family.lacks_pooler(foreign) else flat
-    for path, value in flat.items():
-        if value == SAME_ACTIVATION:
-            flat[path] = flat[SAME_ACTIVATION]
-        # Each layer has its own tensors: no time is spent on layers they cannot fill.
-        if path.endswith("layers") and value is not None and value > len(foreign.tensors):
-            raise DataError(f"config.json calls for {value} layers, and the weights have far fewer")
+    if flat.get("head.activation") == SAME_ACTIVATION:
+        flat["head.activation"] = flat[SAME_ACTIVATION]
     try:
         return parse(family.model, _nested(_tidy(flat)), "model")
     except UserError as error:
@@ -349,135 +331,59 @@ def _unsupported(family: Family, name: str, value: Any, allowed: Any) -> UserErr
     return UserError(f"a {family.kind} model with {name}={value} is not supported: only {choices}")
 
 
-def _expected(value: Any, default: Any) -> str:
-    """The type that a value should have, that of its default; empty if it has it."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if isinstance(default, bool):
-        return "" if isinstance(value, bool) else "true or false"
-    if isinstance(default, str):
-        return "" if isinstance(value, str) else "a word"
-    if isinstance(default, float):
-        return "" if is_number else "a number"
-    if default is None:
-        return "" if value is None or is_number else "a number or null"
-    is_integer = is_number and isinstance(value, int) and abs(value) < MAX_INTEGER
-    return "" if is_integer else "an integer"
-
-
-def _labels(settings: Mapping[str, Any], foreign: Foreign) -> list[str]:
+def _labels(settings: Mapping[str, Any]) -> list[str]:
     """The labels by number; names are ignored if there are more or fewer than labels."""
-    named = settings.get("id2label") or {}
-    count = settings.get("num_labels", len(named) if isinstance(named, dict) and named else 2)
-    most = max(tensor.numel() for tensor in foreign.tensors.values())
-    if _expected(count, 1) or count > most:
-        raise DataError(f"config.json has num_labels={count!r}, and the weights have not")
-    try:
-        labels = {int(number): str(label) for number, label in named.items()}
-    except (AttributeError, TypeError, ValueError):
-        raise DataError("config.json has an id2label that is not a table of numbers") from None
-    if sorted(labels) != list(range(len(named))):
-        raise DataError("config.json has an id2label whose numbers do not count up from 0")
-    if foreign.head == "classify" and settings.get("problem_type") == "regression" and count > 1:
-        raise UserError(f"problem_type=regression of {count} numbers is not supported: only of one")
-    return [
-        labels[number] if len(labels) == count else f"LABEL_{number}" for number in range(count)
-    ]
-
-
-# ---------------------------------------------------------------------------------------------
-# Our settings → theirs
+    labels = {int(number): str(label) for number, label in (settings.get("id2label") or {}).items()}
+    count = settings.get("num_labels", len(labels) or 2)
+    numbered = {number: f"LABEL_{number}" for number in range(count)}
+    return [*(labels if labels.keys() == numbered.keys() else numbered).values()]
 
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """A model of ours in a family: its class with arguments and settings, and the obstacles."""
+    """A model of ours in a family: its class and settings, and what the family cannot express."""
 
     family: Family
     architecture: str
-    arguments: dict[str, Any]
     settings: dict[str, Any]
+    has_pooler: bool
     obstacles: list[str]
 
 
-def write_settings(family: Family, config: TransformerConfig) -> ExportPlan:
-    """The class and the settings of a model in a family, and what the family cannot express."""
-    flat = flatten(_merge_stacks(config) if isinstance(config, Seq2SeqConfig) else config)
-    obstacles = []
-    classes = family.architectures
-    fits = [name for name in classes if _fits(flat, classes[name])]
-    arguments = {}
-    bare = _without_pooler(classes.get(family.unpooled, {}))
-    if not fits and family.unpooled and _fits(flat, bare):
-        fits, arguments = [family.unpooled], {NO_POOLER: False}
-    if not fits:
-        head = [f"{path}={flat[path]}" for path in flat if path.startswith(HEAD_PARTS)]
-        obstacles.append(f"has no class with {', '.join(head) or 'no head'} on top")
-    architecture = fits[0] if fits else next(iter(classes))
-    for path, value in family.fixed.items():
-        if not _holds(flat, path, value) and not FREE.match(path):
-            obstacles.append(f"has {path}={value}, and this model {flat.get(path, 'none')}")
-    settings = family.write(flat)
-    if "head.labels" in flat:
-        settings["id2label"] = dict(enumerate(flat.pop("head.labels")))
-        settings["label2id"] = {label: n for n, label in settings["id2label"].items()}
-    used = {*family.fixed, *classes[architecture]}
+def write_settings(family: Family, architecture: str, config: TransformerConfig) -> ExportPlan:
+    """Settings of a class for a model; obstacles are the settings that come back as others."""
+    ours = flatten(config)
+    settings: dict[str, Any] = {}
     for name, setting in family.fields.items():
-        paths = setting.paths.split()
-        values = [flat.get(path) for path in paths]
-        used |= {*paths}
-        if not setting.applies(flat):
-            continue
-        theirs = values[:1] if setting.values is None else _theirs(setting.values, values[0])
-        if values[0] is None and setting.default is not None:
-            if not FREE.match(paths[0]):
-                obstacles.append(f"needs {paths[0]}, and this model has none")
-        elif not theirs:
-            obstacles.append(f"cannot express {paths[0]}={values[0]}")
-        elif len({*values}) > 1 and not FREE.match(paths[0]):
-            obstacles.append(f"has one {name} for {' and '.join(paths)}, and this model {values}")
-        else:
-            settings[name] = theirs[0]
-    implied = _implied(flat)
-    if config.embed.dim is not None:  # a model of a family that has this setting, ELECTRA
-        del implied["embed.dim"]
-    for path, value in flat.items():
-        reported = not fits and path.startswith(HEAD_PARTS)
-        if not (path in used or reported or FREE.match(path) or implied.get(path) == value):
-            obstacles.append(f"cannot express {path}={value}")
-    return ExportPlan(family, architecture, arguments, settings, obstacles)
-
-
-def _theirs(values: Mapping[Any, Any], ours: Any) -> list[Any]:
-    return [theirs for theirs, value in values.items() if value == ours]
-
-
-def _merge_stacks(config: Seq2SeqConfig) -> Seq2SeqConfig:
-    """The same model, with what encoder and decoder share set once."""
-    for name in ("position", "feedforward"):
-        encoder, decoder = (getattr(x.of(config), name) for x in (config.encoder, config.decoder))
-        if encoder == decoder:
-            unset: dict[str, Any] = {name: None}
-            shared: dict[str, Any] = {
-                "encoder": dataclasses.replace(config.encoder, **unset),
-                "decoder": dataclasses.replace(config.decoder, **unset),
-                name: encoder,
-            }
-            config = dataclasses.replace(config, **shared)
-    return config
-
-
-def _fits(flat: Flat, head: Mapping[str, Any]) -> bool:
-    """True if a class has exactly the head of a model."""
-    paths = {path for path in flat if path.startswith(HEAD_PARTS)} - ANY_VALUE
-    return paths <= head.keys() and all(_holds(flat, path, value) for path, value in head.items())
-
-
-def _without_pooler(flat: Mapping[str, Any]) -> Flat:
-    return {path: value for path, value in flat.items() if not path.startswith("pooler.")}
-
-
-def _holds(flat: Flat, path: str, value: Any) -> bool:
-    return bool(flat.get(path) == (flat.get(value) if value == SAME_ACTIVATION else value))
+        value = ours.get(setting.paths.split()[0])
+        values = {value: value} if setting.values is None else setting.values
+        words = [word for word, known in values.items() if known == value]
+        settings |= {name: words[0]} if words and value is not None else {}
+    settings |= family.write(ours)
+    if "head.labels" in ours:
+        settings["id2label"] = dict(enumerate(ours["head.labels"]))
+        settings["label2id"] = {label: n for n, label in settings["id2label"].items()}
+    tie = ours.get("tie", ours.get("head.tie"))
+    foreign = Foreign(
+        architecture,
+        settings,
+        tied_head=tie in ("all", "target"),
+        tied_inputs=tie in ("all", "inputs"),
+        has_bias=ours.get("output.bias", "none") != "none",
+        has_pooler="pooler.activation" in ours,
+    )
+    try:
+        theirs = flatten(read_settings(family, foreign))
+    except UserError as error:
+        return ExportPlan(family, architecture, settings, foreign.has_pooler, [str(error)])
+    if "embed.dim" in theirs:  # only ELECTRA has this setting
+        ours.setdefault("embed.dim", config.dim)
+    obstacles = [
+        f"has {path}={theirs.get(path, 'none')}, and this model {path}={ours.get(path, 'none')}"
+        for path in ours | theirs
+        if ours.get(path) != theirs.get(path) and not FREE.match(path)
+    ]
+    return ExportPlan(family, architecture, settings, foreign.has_pooler, obstacles)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -489,8 +395,8 @@ def flatten(config: TransformerConfig) -> Flat:
     flat = dict(_leaves(dump(config)))
     flat.pop("kind")
     flat.setdefault("ffn_dim", 4 * config.dim)
-    if flat.get("pooler.over") == "first":
-        del flat["pooler.over"]  # what every family does
+    if flat.get("output.bias") == "trained":
+        flat["output.bias"] = "fixed"  # the same model
     if isinstance(config, Seq2SeqConfig):
         for name in PER_STACK:
             shared = flat.pop(name)
@@ -503,7 +409,7 @@ def _implied(flat: Flat) -> Flat:
     """The values that some settings have unless they are set."""
     bias, dim = flat["bias"], flat["dim"]
     implied = {"attention_bias": bias, "qkv_bias": flat.get("attention_bias", bias)}
-    implied |= {"embed.dim": dim, "target_vocab_size": flat.get("vocab_size")}
+    implied["target_vocab_size"] = flat.get("vocab_size")
     heads = {flat[x] for x in ("heads", "encoder.heads", "decoder.heads") if x in flat}
     if len(heads) == 1:
         [count] = heads

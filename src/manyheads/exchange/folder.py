@@ -16,8 +16,6 @@ from manyheads.decode.beam import Decode, SpecialTokens
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.families import PREPROCESSOR, write_preprocessor
 from manyheads.exchange.huggingface import (
-    CONFIG,
-    GENERATION,
     TOKENIZER,
     ImportedModel,
     import_transformers,
@@ -42,27 +40,21 @@ SPECIAL_TOKENS = {
     "classify": "cls_token",
 }
 EARLY_STOPPING: dict[Any, Any] = {False: "heuristic", True: "early", "never": "exact"}
-# Settings of `generate` that we do not have, and the values that change nothing.
-UNSUPPORTED: dict[str, Any] = {
-    "repetition_penalty": 1.0,
-    "encoder_repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "encoder_no_repeat_ngram_size": 0,
-    "num_beam_groups": 1,
-    "diversity_penalty": 0.0,
-    "exponential_decay_length_penalty": None,
-    "penalty_alpha": 0.0,
-    "guidance_scale": 1.0,
-    "renormalize_logits": False,
-    "constraints": None,
-    "force_words_ids": None,
-    "forced_decoder_ids": None,
-    "begin_suppress_tokens": None,
-    "sequence_bias": None,
-    "stop_strings": None,
-}
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
-MAX_SHOWN = 60  # characters of a value in a message
+# Settings of `generate` that we do not have, and the values of them that change nothing.
+UNSUPPORTED = (
+    "do_sample",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty",
+    "begin_suppress_tokens",
+    "sequence_bias",
+    "guidance_scale",
+    "renormalize_logits",
+    "num_beam_groups",
+    "stop_strings",
+)
+NEUTRAL: tuple[Any, ...] = (None, 0, 1, [])
 Ids = tuple[int, ...]
 
 
@@ -86,66 +78,43 @@ class Generation:
     bad_words_ids: tuple[Ids, ...] = ()
 
 
-class GenerationFiles:
-    """Generation settings of config.json and of generation_config.json, which takes precedence.
+def generation_settings(imported: ImportedModel) -> tuple[Generation, list[str]]:
+    """Settings of config.json and of generation_config.json, which takes precedence.
 
-    `values` are all settings by name, `files` where each is from, `known` those of `Generation`.
-    null is a setting left out.
+    With them the names of those that have no effect here. null is a setting left out.
     """
-
-    def __init__(self, imported: ImportedModel) -> None:
-        self.values: dict[str, Any] = {}
-        self.files: dict[str, str] = {}
-        for file, table in ((CONFIG, imported.settings), (GENERATION, imported.generation)):
-            stored = {name: value for name, value in table.items() if value is not None}
-            self.values |= stored
-            self.files |= dict.fromkeys(stored, file)
-        names = [field.name for field in dataclasses.fields(Generation)]
-        size = vocabulary(imported.model)
-        known: dict[str, Any] = {}
-        for name in (name for name in names if name in self.values):
-            value = self.values[name]
-            if name.endswith("_id") and not isinstance(value, list):
-                value = [value]
-            try:
-                known[name] = getattr(parse(Generation, {name: value}), name)
-            except UserError:
-                raise DataError(
-                    f"{self.files[name]} has {self.show(name)}, which is not valid: correct it"
-                ) from None
-            ids = known[name] if name.endswith(("_id", "suppress_tokens")) else ()
-            ids = sum(known[name], ()) if name == "bad_words_ids" else ids
-            if not all(0 <= token < size for token in ids):
-                raise DataError(
-                    f"{self.files[name]} has {self.show(name)}, but the model has tokens 0 to "
-                    f"{size - 1}: correct it"
-                )
-        self.known = Generation(**known)
-
-    def token(self, name: str) -> int | None:
-        return next(iter(getattr(self.known, name)), None)
-
-    def show(self, name: str) -> str:
-        value = " ".join(str(self.values[name]).split())
-        return f"{name}={value if len(value) <= MAX_SHOWN else value[:MAX_SHOWN] + '…'}"
-
-
-def vocabulary(model: nn.Module) -> int:
-    """How many tokens a model can generate."""
-    if isinstance(model, Seq2Seq):
-        return model.target_table.num_embeddings
-    return model.tokens.num_embeddings if isinstance(model, Gpt) else 0
+    values: dict[str, Any] = {}
+    for table in (imported.settings, imported.generation):
+        values |= {name: value for name, value in table.items() if value is not None}
+    table = {f.name: values[f.name] for f in dataclasses.fields(Generation) if f.name in values}
+    for name, value in table.items():
+        if name.endswith("_id") and not isinstance(value, list):
+            table[name] = [value]
+    try:
+        known = parse(Generation, table, "generation")
+    except UserError as error:
+        raise DataError(f"the folder's generation settings are not valid: {error}") from None
+    unsupported = [
+        name for name in UNSUPPORTED if values.get(name) is True or values.get(name) not in NEUTRAL
+    ]
+    if isinstance(imported.model, Gpt) and known.min_length and known.min_new_tokens is None:
+        unsupported.append("min_length")  # it counts the prompt, of any length
+    if any(len(words) > 1 for words in known.bad_words_ids):
+        unsupported.append("bad_words_ids of several tokens")
+    if len(known.eos_token_id) > 1:
+        unsupported.append("eos_token_id after the first")
+    return known, unsupported
 
 
 def decode_from_hf(imported: ImportedModel) -> Decode:
     """The generation settings of a folder in our terms; docs/models.md lists the differences."""
     if not isinstance(imported.model, Seq2Seq | Gpt):
         return Decode()
-    files, is_seq2seq = GenerationFiles(imported), isinstance(imported.model, Seq2Seq)
-    known, end = files.known, files.token("eos_token_id")
+    (known, _), is_seq2seq = generation_settings(imported), isinstance(imported.model, Seq2Seq)
     # Theirs counts the start token of a translation, and the prompt of a text, of any length.
     least = max(0, known.min_length - 1) if is_seq2seq else 0
     single = [words[0] for words in known.bad_words_ids if len(words) == 1]
+    end = _first(known.eos_token_id)
     settings: dict[str, Any] = {
         "beam": known.num_beams,
         "length_penalty": known.length_penalty,
@@ -153,21 +122,25 @@ def decode_from_hf(imported: ImportedModel) -> Decode:
         "stopping": EARLY_STOPPING[known.early_stopping],
         "at_limit": "truncate",
         "min_length": least if known.min_new_tokens is None else known.min_new_tokens,
-        "start": files.token("bos_token_id"),
+        "start": _first(known.bos_token_id),
         "end": end,
         "suppress_tokens": tuple(dict.fromkeys([*single, *known.suppress_tokens])),
     }
     if is_seq2seq:
-        settings["forced_bos"] = files.token("forced_bos_token_id")
+        settings["forced_bos"] = _first(known.forced_bos_token_id)
         settings["source_start"] = _source_start(imported.tokenizer, end)
         if known.decoder_start_token_id:
-            settings["start"] = files.token("decoder_start_token_id")
+            settings["start"] = _first(known.decoder_start_token_id)
         if known.forced_eos_token_id:
             settings["at_limit"] = "force-eos-free"
     try:
         return parse(Decode, settings, "decode")
     except UserError as error:
         raise DataError(f"the folder's generation settings are not supported: {error}") from None
+
+
+def _first(ids: Ids) -> int | None:
+    return ids[0] if ids else None
 
 
 def _source_start(tokenizer: Tokenizer | None, end: int | None) -> int | None:
@@ -177,42 +150,20 @@ def _source_start(tokenizer: Tokenizer | None, end: int | None) -> int | None:
     before, after = tokenizer.frame()
     last = known_token(tokenizer, "end") if end is None else end
     if len(before) > 1 or after not in ([], [last]):
-        shown = [str(tokenizer.content(token)) for token in (*before, *after)]
-        frame = " ".join([*shown[: len(before)], "TEXT", *shown[len(before) :]])
+        shown = " ".join(str(tokenizer.content(token)) for token in (*before, *after))
         raise UserError(
-            f"{TOKENIZER} frames a source as {frame}: only one token before it, and the end after "
-            "it, are supported"
+            f"{TOKENIZER} adds the special tokens {shown} to a source: only one token before it, "
+            "and the end after it, are supported"
         )
-    return before[0] if before else None
+    return _first(tuple(before))
 
 
 def unsupported_generation(imported: ImportedModel) -> list[str]:
-    """The generation settings of a folder that have no effect here, a line each."""
+    """A line that names the generation settings of a folder that have no effect here, if any."""
     if not isinstance(imported.model, Seq2Seq | Gpt):
         return []
-    files, is_seq2seq = GenerationFiles(imported), isinstance(imported.model, Seq2Seq)
-    values, known = files.values, files.known
-    names = [name for name in UNSUPPORTED if values.get(name) not in (None, [], UNSUPPORTED[name])]
-    if not is_seq2seq and known.min_length and known.min_new_tokens is None:
-        names.append("min_length")
-    notes = [
-        f"{files.files[name]} has {files.show(name)}, which has no effect here" for name in names
-    ]
-    if any(len(words) > 1 for words in known.bad_words_ids):
-        file = files.files["bad_words_ids"]
-        notes.append(
-            f"{file} suppresses sequences of tokens (bad_words_ids): here only single ones"
-        )
-    if values.get("do_sample") is True:
-        how = ", ".join(files.show(name) for name in SAMPLING if name in values) or "no filters"
-        ours = "translate samples only with --sample" if is_seq2seq else "set generate's options"
-        notes.append(f"{files.files['do_sample']} samples texts ({how}): {ours}")
-    if len(known.eos_token_id) > 1:
-        ends = list(known.eos_token_id)
-        notes.append(f"there a text ends with any of the tokens {ends}, here only with {ends[0]}")
-    if is_seq2seq and imported.tokenizer and not imported.tokenizer.frame()[1]:
-        notes.append(f"{TOKENIZER} puts no end after a text: here every source gets one")
-    return notes
+    _, names = generation_settings(imported)
+    return [f"generation settings with no effect here: {', '.join(names)}"] if names else []
 
 
 def known_token(tokenizer: Tokenizer | None, name: str) -> int | None:
@@ -241,7 +192,7 @@ def special_token_ids(
 
 
 def set_generation(theirs: Any, model: Seq2Seq | Gpt, special: SpecialTokens) -> None:
-    """Give their model our generation settings as far as it has them; see `changed_decoding`."""
+    """Give their model our generation settings as far as it has them; see `their_decoding`."""
     decode, generation = special.decode, theirs.generation_config
     generation.num_beams = decode.beam
     if decode.beam > 1:
@@ -262,35 +213,27 @@ def set_generation(theirs: Any, model: Seq2Seq | Gpt, special: SpecialTokens) ->
     theirs.config.forced_eos_token_id = None  # only in the generation config
 
 
-def changed_decoding(decode: Decode, model: nn.Module) -> list[str]:
-    """The decoding settings that differ in `transformers`, each `x=theirs in place of ours`.
+def their_decoding(decode: Decode, model: nn.Module) -> dict[str, Any]:
+    """The decoding settings that `transformers` does not let us choose.
 
     Its penalty is |y|^α, with the same α; a forced end costs nothing; and it stores no α for a
     single beam, which does not use it.
     """
-    if not isinstance(model, Seq2Seq | Gpt):
-        return []
     theirs: dict[str, Any] = {}
     if decode.beam == 1:
         theirs["length_penalty"] = 1.0
     elif decode.length_penalty:
         theirs["penalty"] = "length"
     cut = isinstance(model, Gpt) or decode.at_limit == "truncate"
-    theirs["at_limit"] = "truncate" if cut else "force-eos-free"
-    return [
-        f"decode.{name}={value} in place of {getattr(decode, name)}"
-        for name, value in theirs.items()
-        if getattr(decode, name) != value
-    ]
+    return {**theirs, "at_limit": "truncate" if cut else "force-eos-free"}
 
 
 def write_huggingface(
     model: nn.Module, tokenizer: Tokenizer | None, decode: Decode, folder: Path
-) -> list[str]:
+) -> None:
     """Write config.json, safetensors, tokenizer.json and generation_config.json, all or nothing.
 
-    A model of images has preprocessor_config.json instead of the last two. Returns the decoding
-    settings that change (`changed_decoding`).
+    A model of images has preprocessor_config.json instead of the last two.
     """
     marked = copy.copy(model)  # the same weights; the caller's model does not change
     marked.special = special_token_ids(tokenizer, decode, model)  # type: ignore[assignment]
@@ -305,7 +248,6 @@ def write_huggingface(
         if isinstance(model, Vit) and model.config.pixel_mean:
             table = json.dumps(write_preprocessor(model.config), indent=2)
             (temporary / PREPROCESSOR).write_text(table + "\n", encoding="utf-8")
-    return changed_decoding(decode, model) if tokenizer is not None else []
 
 
 def frame_for_model(tokenizer: Tokenizer, decode: Decode, config: Any) -> Tokenizer:

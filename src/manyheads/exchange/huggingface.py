@@ -17,9 +17,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from manyheads.baselines.bytenet import ByteNet
-from manyheads.baselines.convs2s import ConvS2S
-from manyheads.baselines.elmo import Elmo
 from manyheads.config import nearest
 from manyheads.errors import DataError, UserError, import_optional
 from manyheads.exchange.families import FAMILIES, KINDS, PREPROCESSOR, VIT
@@ -27,18 +24,18 @@ from manyheads.exchange.family import (
     ExportPlan,
     Family,
     Foreign,
+    flatten,
     from_hf_state,
     read_settings,
     refuse_approximations,
     to_hf_state,
     write_settings,
 )
-from manyheads.models.decoder_only_seq2seq import Baseline, DecoderOnlySeq2Seq
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.models.vit import VitConfig
 from manyheads.nn.block import on_meta
 from manyheads.nn.positions import Sinusoidal
-from manyheads.presets import TransformerConfig
+from manyheads.presets import ModelConfig
 from manyheads.tokenizer.tokenizer import SPECIALS, Tokenizer
 
 CONFIG = "config.json"
@@ -55,7 +52,8 @@ SPECIAL_IDS = (
     "forced_eos_token_id",
 )
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-MAX_REASON = 400  # characters of an error, which may quote the file
+# Errors of settings that have other types or sizes than every library writes.
+MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack")
 
 
@@ -113,8 +111,7 @@ def _convert(settings: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
     refusals = []
     for architecture in _candidates(family, settings.get("architectures")):
         try:
-            head = family.architectures[architecture].get("head.kind")
-            model = _assemble(family, Foreign(settings, named, architecture, head))
+            model = _assemble(family, family.foreign(architecture, settings, named), named)
         except DataError as refusal:
             refusals.append(refusal)
         else:
@@ -123,14 +120,19 @@ def _convert(settings: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
     raise refusals[0]
 
 
-def _assemble(family: Family, foreign: Foreign) -> nn.Module:
-    config = read_settings(family, foreign)
+def _assemble(family: Family, foreign: Foreign, tensors: dict[str, Tensor]) -> nn.Module:
     try:
+        config = read_settings(family, foreign)
+        depth = max(n for path, n in flatten(config).items() if path.endswith("layers"))
+        if depth > len(tensors):  # each layer has its own tensors
+            raise DataError(f"{CONFIG} calls for {depth} layers, and the weights have far fewer")
         with on_meta():  # sizes are compared before memory is allocated
             model = config.build()
-    except (UserError, RuntimeError, OverflowError) as error:
-        raise DataError(f"{CONFIG} of a {family.kind} model cannot be built: {error}") from None
-    model.load_state_dict(from_hf_state(family, model, foreign.tensors), assign=True)
+    except UserError:
+        raise
+    except MALFORMED as error:
+        raise DataError(f"{CONFIG} is no {family.kind} model's ({error!r}): correct it") from None
+    model.load_state_dict(from_hf_state(family, model, tensors), assign=True)
     return model.eval()
 
 
@@ -151,9 +153,7 @@ def _candidates(family: Family, architectures: Any) -> list[str]:
     """The classes that a file may be of: the one it names, and one with more heads."""
     if not architectures:
         return list(family.architectures)
-    if not isinstance(architectures, list) or not isinstance(architectures[0], str):
-        raise DataError(f"{CONFIG} has architectures={architectures}: name one class")
-    name = architectures[0]
+    name = str(architectures[0])
     if name not in family.architectures:
         advice = nearest(name, family.architectures)
         raise UserError(f"{name} is not a supported {family.kind} model: {advice}")
@@ -161,15 +161,14 @@ def _candidates(family: Family, architectures: Any) -> list[str]:
 
 
 def _family(settings: dict[str, Any]) -> Family:
-    kind = settings.get("model_type")
-    if kind is None:
+    if settings.get("model_type") is None:
         raise DataError(f"{CONFIG} has no model_type: copy it again")
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise UserError(f"models of type '{kind}' are not supported: {nearest(str(kind), KINDS)}")
-    if settings.get("quantization_config") is not None:
-        raise UserError("quantized weights (quantization_config) are not supported: save floats")
-    if settings.get("per_layer_config"):
-        raise UserError(f"a {kind} model with per_layer_config is not supported: its layers differ")
+    kind = str(settings["model_type"])
+    if kind not in KINDS:
+        raise UserError(f"model_type={kind} is not supported: {nearest(kind, KINDS)}")
+    for name in ("quantization_config", "per_layer_config"):
+        if settings.get(name):
+            raise UserError(f"a {kind} model with {name} is not supported: save it without")
     return KINDS[kind]
 
 
@@ -191,9 +190,7 @@ def _import_folder(folder: Path) -> ImportedModel:
     try:
         model = _convert(settings, tensors)
     except UserError as error:
-        line = " ".join(str(error).split())
-        line = line if len(line) <= MAX_REASON else f"{line[:MAX_REASON]}…"
-        raise type(error)(f"{folder}: {line}") from None
+        raise type(error)(f"{folder}: {' '.join(str(error).split())}") from None
     file = folder / TOKENIZER
     tokenizer = Tokenizer.load(file) if file.is_file() else None
     generation = _read_json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
@@ -233,13 +230,9 @@ def _weight_files(folder: Path) -> Iterator[Path]:
             raise UserError(f"{folder}: {pickled[0]} could run code: save safetensors instead")
         raise DataError(f"{folder} has no {WEIGHTS}: copy it again")
     files = _read_json(folder / SHARDS).get("weight_map")
-    if not isinstance(files, dict) or not files:
-        raise DataError(f"{folder / SHARDS} has no weight_map: copy it again")
-    for name in sorted({str(file) for file in files.values()}):
+    for name in sorted({str(file) for file in files.values()} if isinstance(files, dict) else []):
         if Path(name).name != name:
             raise DataError(f"{folder / SHARDS} names a file outside of its folder: {name}")
-        if not (folder / name).is_file():
-            raise DataError(f"{folder} has no {name}, which {SHARDS} names: copy it again")
         yield folder / name
 
 
@@ -262,7 +255,9 @@ def to_huggingface(model: Any) -> Any:
             f"cannot export to {family.kind}: its positions need pad_token_id={padding}, and this "
             f"model has {special['pad_token_id']}"
         )
-    theirs = kind(kind.config_class(**settings), **plan.arguments)
+    lacks_pooler = plan.architecture == family.unpooled and not plan.has_pooler
+    arguments = {"add_pooling_layer": False} if lacks_pooler else {}
+    theirs = kind(kind.config_class(**settings), **arguments)
     theirs = theirs.to(next(model.parameters()).dtype).eval()
     tensors = theirs.state_dict()
     actual = {family.canonical(name): name for name in tensors}
@@ -271,26 +266,21 @@ def to_huggingface(model: Any) -> Any:
     loaded = theirs.load_state_dict({actual[n]: t for n, t in state.items()}, strict=False)
     missing = {family.canonical(name) for name in loaded.missing_keys}
     missing -= {*family.aliases.values()}  # a table that is stored twice
-    for name in sorted(missing):
-        if not family.ignores(name):
-            raise UserError(f"{plan.architecture} needs {name}, which this model does not have")
+    assert all(family.ignores(name) for name in missing), missing
     return theirs
 
 
 def special_tokens(model: nn.Module) -> dict[str, Any]:
-    """Ids of the special tokens by their `transformers` names: as imported, or the tokenizer's."""
-    imported = getattr(model, "special", None)
-    if isinstance(imported, dict):
-        return imported
+    """Ids of the special tokens by their `transformers` names: as loaded, or our usual ones."""
+    loaded = getattr(model, "special", None)
+    if isinstance(loaded, dict):
+        return loaded
+    pad, start, end = (SPECIALS.index(name) for name in ("<pad>", "<s>", "</s>"))
     if isinstance(model.config, VitConfig):
         return {}
-    tokenizer = getattr(model, "tokenizer", None)
-    ids = [SPECIALS.index(name) for name in ("<pad>", "<s>", "</s>")]
-    if isinstance(tokenizer, Tokenizer):
-        ids = [tokenizer.pad, tokenizer.start, tokenizer.end]
-    named = dict(zip(SPECIAL_IDS, ids, strict=False))
+    named = {"pad_token_id": pad, "bos_token_id": start, "eos_token_id": end}
     if isinstance(model.config, Seq2SeqConfig):
-        named |= {"decoder_start_token_id": ids[1], "forced_eos_token_id": ids[2]}
+        named |= {"decoder_start_token_id": start, "forced_eos_token_id": end}
     return named
 
 
@@ -306,27 +296,26 @@ def _untie(theirs: Any, family: Family, state: dict[str, Tensor], actual: dict[s
 
 def _plan(model: nn.Module) -> tuple[nn.Module, ExportPlan]:
     """How to export a model, its channels reordered if only their order is in the way."""
-    if isinstance(model, Baseline | Elmo):
-        parts = "convolutions" if isinstance(model, ConvS2S | ByteNet) else "LSTMs"
-        raise UserError(f"transformers has no {model.config.kind} ({parts}): export a Transformer")
-    if isinstance(model, DecoderOnlySeq2Seq):
-        raise UserError(
-            "transformers has no decoder-only-seq2seq model: export a seq2seq or a gpt model"
-        )
     refuse_approximations(model)
     plan = _best_plan(model.config)  # type: ignore[arg-type]
     if plan.obstacles and isinstance(model, Seq2Seq) and is_interleaved(model.config):
-        plan = _best_plan(_with_halves(model.config))
-        if not plan.obstacles:
-            return in_halves(model), plan
+        model = in_halves(model)
+        plan = _best_plan(model.config)
     if plan.obstacles:
         raise UserError(f"transformers has no such model: {plan.family.kind} {plan.obstacles[0]}")
     return model, plan
 
 
-def _best_plan(config: TransformerConfig) -> ExportPlan:
-    """The family with the fewest obstacles, the first of several."""
-    plans = (write_settings(f, config) for f in FAMILIES if type(config) is f.model)
+def _best_plan(config: ModelConfig) -> ExportPlan:
+    """The class with the fewest obstacles, the first of several."""
+    plans = [
+        write_settings(family, architecture, config)
+        for family in FAMILIES
+        if type(config) is family.model
+        for architecture in family.architectures
+    ]
+    if not plans:
+        raise UserError(f"transformers has no {config.kind} model: export a Transformer")
     return min(plans, key=lambda plan: len(plan.obstacles))
 
 
@@ -353,19 +342,14 @@ def is_interleaved(config: Seq2SeqConfig) -> bool:
     return shared and isinstance(position, Sinusoidal) and position.layout == "interleaved"
 
 
-def _with_halves(config: Seq2SeqConfig) -> Seq2SeqConfig:
-    position: Any = config.position
-    return dataclasses.replace(config, position=dataclasses.replace(position, layout="halves"))
-
-
 def in_halves(model: Seq2Seq) -> Seq2Seq:
     """An equal model with sinusoids in halves instead of interleaved."""
-    if not is_interleaved(model.config):
-        raise UserError("only interleaved sinusoidal positions can be reordered into halves")
+    position: Any = model.config.position
+    halves = dataclasses.replace(position, layout="halves")
     channels = torch.arange(model.config.dim)
     order = torch.cat([channels[0::2], channels[1::2]])
     with on_meta():
-        reordered = _with_halves(model.config).build()
+        reordered = dataclasses.replace(model.config, position=halves).build()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for name, tensor in state.items():
         if WRITES.search(name):

@@ -1,14 +1,17 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""One decoding step of attention: write the new position into the cache and attend to all so far.
+"""Write new positions into a static KV cache, and attend from the newest one to all so far.
 
-    K[p] = k,  V[p] = v,  o = softmax(q Kᵀ · scale) V    over the slots 0 … p
+    write_kv            K[p] = k,  V[p] = v                            for several positions p
+    append_attention    the same, and o = softmax(q Kᵀ · scale) V      for one, over slots 0 … p
 
-There is one query per head, so there is no matrix product, and the time is latency: of the previous
-kernel, of the loads, of the next kernel. Therefore it is one kernel, which loads the keys and
-values of earlier steps before the new ones exist (kernels/pdl.py). A program holds a few slots of a
-head. The program that finishes last merges the partial results by the formula of
+`append_attention` has one query per head, so there is no matrix product. Its time is the latency of
+the previous kernel, the loads and the next kernel. Therefore it is one kernel, which loads the keys
+and values of earlier steps before the new ones exist (kernels/common.py). A program holds
+a few slots of a head. The program that finishes last merges the partial results by the formula of
 kernels/decode_attention.py; an atomic counter tells which one it is, and is reset to zero.
 """
+
+from collections.abc import Iterator
 
 import torch
 import triton
@@ -20,11 +23,57 @@ from manyheads.kernels.common import (
     contiguous_channels,
     device_guard,
     empty_heads_inner,
+    grid_wait,
+    launch_dependents,
+    pdl_options,
 )
-from manyheads.kernels.pdl import grid_wait, launch_dependents, pdl_options
+from manyheads.kernels.gemv import gemv
+from manyheads.kernels.selftest import SCALE, Comparison, Inputs, attention_formula
 
 SLOTS, WARPS = 16, 1  # slots per program; a single warp needs no barrier
 MAX_PROGRAMS = 1024  # that an H200 runs at the same time; up to 256 were measured
+
+
+@triton.jit
+def _write_kv(
+    K, V, SLOTS, K_CACHE, V_CACHE, kv_heads, positions, slots_per_row, k_dim, v_dim,
+    k_row, k_head, k_step, v_row, v_head, v_step,
+    PDL: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    launch_dependents(PDL)
+    grid_wait(PDL)
+    row, head = (tl.program_id(0) // kv_heads).to(tl.int64), tl.program_id(0) % kv_heads
+    position, channels = tl.arange(0, M), tl.arange(0, D)
+    mask = (position < positions)[:, None]
+    slots = tl.load(SLOTS + position, mask=position < positions, other=0)
+    to = (tl.program_id(0).to(tl.int64) * slots_per_row + slots)[:, None]
+    offsets = row * k_row + head * k_head + position[:, None] * k_step + channels[None, :]
+    k = tl.load(K + offsets, mask=mask & (channels < k_dim)[None, :], other=0.0)
+    out = K_CACHE + to * k_dim + channels[None, :]
+    tl.store(out, k.to(K_CACHE.dtype.element_ty), mask=mask & (channels < k_dim)[None, :])
+    offsets = row * v_row + head * v_head + position[:, None] * v_step + channels[None, :]
+    v = tl.load(V + offsets, mask=mask & (channels < v_dim)[None, :], other=0.0)
+    out = V_CACHE + to * v_dim + channels[None, :]
+    tl.store(out, v.to(V_CACHE.dtype.element_ty), mask=mask & (channels < v_dim)[None, :])
+
+
+@torch.library.custom_op("manyheads::write_kv", mutates_args=("k_cache", "v_cache"))
+def write_kv(k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
+    """Write k [n g t e] and v [n g t c] into slots [t] of caches [n g slots e], [n g slots c]."""
+    k, v = contiguous_channels(k), contiguous_channels(v)
+    kv_heads, positions = k.shape[1:3]
+    width = triton.next_power_of_2(max(k.shape[3], v.shape[3]))
+    with device_guard(k):
+        _write_kv[(k.shape[0] * kv_heads,)](
+            k, v, slots, k_cache, v_cache, kv_heads, positions, k_cache.shape[2],
+            k.shape[3], v.shape[3], *k.stride()[:3], *v.stride()[:3],
+            M=triton.next_power_of_2(positions), D=width, num_warps=1, **pdl_options(k),
+        )  # fmt: skip
+
+
+@write_kv.register_fake
+def _(k_cache, v_cache, slots, k, v):
+    return None
 
 
 @triton.jit
@@ -106,7 +155,7 @@ def append_attention(
     """q [b h 1 c], k and v [b g 1 c] at position [1] of caches [b g slots c]; no gradients.
 
     `counter` holds a zero for each row and head and is left so. The caches and the position must be
-    written before the preceding kernel starts (kernels/pdl.py).
+    written before the preceding kernel starts (kernels/common.py).
     """
     q, k, v = (contiguous_channels(x) for x in (q, k, v))
     rows, heads, _, width = q.shape
@@ -135,3 +184,50 @@ def _(q, k, v, k_cache, v_cache, position, counter, scale):
 def fits(rows: int, heads: int, slots: int) -> bool:
     """True if all programs run at the same time; also called in compiled code."""
     return rows * heads * -(-slots // SLOTS) <= MAX_PROGRAMS
+
+
+@torch.no_grad()
+def case(
+    new: Inputs, rows: int, heads: int, groups: int, width: int, slots: int
+) -> Iterator[Comparison]:
+    """Output, caches and counter at several positions, between two dependent launches."""
+    channels, cache = heads * width, (rows, groups, slots, width)
+    before, after, *caches = new.randn((channels, 64), (64, channels), cache, cache)
+    counter = torch.zeros(rows * heads, device=new.device, dtype=torch.int32)
+    for at in sorted({0, 1, 15, 16, 31, 40, slots - 60, slots - 1} & {*range(slots)}):
+        for x in caches:
+            x[:, :, at:] = torch.nan  # slots that are not filled are never read
+        x, k, v = new.randn((1, 64), *[(rows, groups, 1, width)] * 2)
+        position = torch.tensor([at], device=new.device)
+        past = [
+            torch.cat([x[:, :, :at], last], 2).double()
+            for x, last in zip(caches, (k, v), strict=True)
+        ]
+        q = gemv(x / 8, before).view(1, heads, 1, width).expand(rows, -1, -1, -1)
+        out = append_attention(q, k, v, caches[0], caches[1], position, counter, SCALE)
+        product = gemv(out[:1].flatten(1) / 8, after)
+        expected = attention_formula(q.double(), past[0], past[1], None)
+        yield out, expected
+        yield product, expected[:1].flatten(1) / 8 @ after.double().mT
+        yield from ((x[:, :, : at + 1], y) for x, y in zip(caches, past, strict=True))
+        for x in caches:
+            x[:, :, at + 1 :] = new.randn(x[:, :, at + 1 :].shape)[0]
+    yield counter + 1, torch.ones_like(counter)
+    yield from _write_case(new, rows, groups, width)
+
+
+def _write_case(new: Inputs, rows: int, groups: int, width: int) -> Iterator[Comparison]:
+    """Both caches after writes of one and of five positions; keys and values differ in width."""
+    widths = width, width // 2 + 4
+    for positions in (1, 5):
+        caches = new.randn(*((rows, groups, 60, n) for n in widths))
+        k, v = (
+            x.transpose(1, 2) for x in new.randn(*((rows, positions, groups, n) for n in widths))
+        )
+        slots = (torch.arange(positions, device=new.device) * 37 + 20) % 60
+        expected = [x.index_copy(2, slots, last) for x, last in zip(caches, (k, v), strict=True)]
+        write_kv(caches[0], caches[1], slots, k, v)
+        yield from zip(caches, expected, strict=True)
+
+
+SELFTEST = [(1, 12, 12, 64, 320), (2, 4, 2, 128, 100)]

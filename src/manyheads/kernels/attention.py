@@ -1,20 +1,75 @@
-"""Which kernel computes a call of attention.
+"""Which implementation computes a call of attention: o = softmax(q kᵀ · scale + bias) v.
 
-`BIASED` computes a bias by distance inside the kernel, `DECODE` is for few queries over many keys,
-`SHORT` for sequences that fit into one program. `SDPA` is PyTorch's own and supports every call.
-Triton may not be installed, so that its kernels are imported when they run.
+`BIASED` computes a bias by distance inside the kernel, `DECODE` is for few queries over many keys.
+`SDPA` is PyTorch's own and supports every call. Triton may not be installed, so that its kernels
+are imported when they run.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
 import torch
+from einops import repeat
 from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from manyheads.kernels.dispatch import HALF_PRECISION, Implementation
-from manyheads.kernels.sdpa import SDPA, AttentionCall, Mask
 
-# Head sizes that our kernels hold in one block, and the positions that one program of the
-# short-sequence kernel holds: more would not fit into shared memory.
-SHORT_LENGTHS = {16: 128, 32: 128, 64: 128, 128: 64}
+HEAD_SIZES = (16, 32, 64, 128)  # channels of a head that our kernels hold in one block
 MAX_DECODE_QUERIES = 32  # queries of the heads that share a key/value head
+# In order of speed. cuDNN's is the fastest, but if there is a mask, it returns something other than
+# zeros for a query without keys.
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+BACKENDS_WITHOUT_MASK = [SDPBackend.CUDNN_ATTENTION, *BACKENDS]
+
+
+@runtime_checkable
+class Mask(Protocol):
+    """What kernels need to know of an attention mask (nn.masks.AttentionMask)."""
+
+    square: bool
+    padding_mask: Tensor | None
+
+    @property
+    def pattern(self) -> str: ...
+
+    def is_causal(self) -> bool: ...
+
+    def as_bool(self) -> Tensor | None: ...
+
+    def as_bias(self, dtype: torch.dtype) -> Tensor | None: ...
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """q [b h t c], k [b g s c], v [b g s c]; h heads share g key/value heads.
+
+    `bias` computes what is added to the scores [b h t s]; `bias_table` the same by distance
+    [h 2n−1], for biases that depend on the distance only.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Mask
+    bias: Callable[[], Tensor | None] | None
+    bias_table: Callable[[], Tensor] | None
+    scale: float
+    dropout: float
+
+    def shared_heads(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v with as many heads each."""
+        heads = self.q.shape[1]
+        return self.q, share_heads(self.k, heads), share_heads(self.v, heads)
+
+
+def share_heads(x: Tensor, heads: int) -> Tensor:
+    """Repeat key/value heads [b g s c] for the groups of query heads that share them [b h s c]."""
+    if x.shape[1] == heads:
+        return x
+    return repeat(x, "b g s c -> b (g r) s c", r=heads // x.shape[1])
 
 
 def fits_kernels(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -25,7 +80,7 @@ def fits_kernels(q: Tensor, k: Tensor, v: Tensor) -> bool:
         and k.shape == v.shape
         and q.shape[0] == k.shape[0] > 0
         and q.shape[-1] == k.shape[-1]
-        and q.shape[-1] in SHORT_LENGTHS
+        and q.shape[-1] in HEAD_SIZES
     )
 
 
@@ -71,58 +126,35 @@ def _run_decode(call: AttentionCall) -> Tensor:
     return out
 
 
-def fits_short(batch: int, queries: int, keys: int, head_dim: int, mask: Mask) -> bool:
-    """True if a program of the short-sequence kernel holds a head, and knows the mask."""
-    padding_mask = mask.padding_mask
-    return (
-        max(queries, keys) <= SHORT_LENGTHS.get(head_dim, 0)
-        and mask.pattern != "other"
-        and (padding_mask is None or padding_mask.shape[0] in (1, batch))
-    )
+def _run_sdpa(call: AttentionCall) -> Tensor:
+    """PyTorch's fused attention, the fastest backend first."""
+    q, k, v = call.shared_heads()
+    bias = None if call.bias is None else call.bias()
+    is_causal = bias is None and call.mask.is_causal()
+    if bias is None:
+        mask = None if is_causal else call.mask.as_bias(q.dtype)
+    else:
+        allowed = call.mask.as_bool()
+        mask = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
+    settings: dict[str, Any] = {
+        "dropout_p": call.dropout,
+        "is_causal": is_causal,
+        "scale": call.scale,
+    }
+    if q.device.type == "cpu" and q.dtype in HALF_PRECISION and torch.is_grad_enabled():
+        # The CPU's backward pass takes three times as long in half precision.
+        settings["attn_mask"] = None if mask is None else mask.float()
+        with torch.autocast("cpu", enabled=False):
+            out = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), **settings)
+        return out.to(q.dtype)
+    if q.device.type != "cuda":
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **settings)
+    backends = BACKENDS_WITHOUT_MASK if mask is None else BACKENDS
+    with sdpa_kernel(backends, set_priority=True):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **settings)
 
 
-def short_selftest(dropout: float) -> str:
-    """The name of the self-test of the short-sequence kernel with this dropout."""
-    return "short_attention_dropout" if dropout else "short_attention"
-
-
-def short_settings(
-    mask: Mask, scale: float, dropout: float, device: torch.device
-) -> tuple[Tensor | None, bool, float, Tensor | None, float]:
-    """The arguments of the short-sequence kernels after q, k and v."""
-    seed = torch.randint(2**62, (1,), device=device) if dropout else None
-    return mask.padding_mask, mask.pattern == "causal", scale, seed, dropout
-
-
-def _supports_short(call: AttentionCall) -> bool:
-    batch, _, queries, head_dim = call.q.shape
-    return (
-        call.bias is None
-        and fits_kernels(call.q, call.k, call.v)
-        and fits_short(batch, queries, call.k.shape[2], head_dim, call.mask)
-    )
-
-
-def _run_short(call: AttentionCall) -> Tensor:
-    from manyheads.kernels.short_attention import short_attention
-
-    settings = short_settings(call.mask, call.scale, call.dropout, call.q.device)
-    out: Tensor = short_attention(*call.shared_heads(), *settings)
-    return out
-
-
-BIASED = Implementation("biased_attention", _supports_biased, _run_biased, "biased_attention")
-DECODE = Implementation("decode_attention", _supports_decode, _run_decode, "decode_attention")
-SHORT = Implementation(
-    "short_attention",
-    lambda call: not call.dropout and _supports_short(call),
-    _run_short,
-    short_selftest(0.0),
-)
-SHORT_DROPOUT = Implementation(
-    "short_attention_dropout",
-    lambda call: call.dropout > 0 and _supports_short(call),
-    _run_short,
-    short_selftest(0.1),
-)
-ATTENTION = (BIASED, DECODE, SHORT, SHORT_DROPOUT, SDPA)
+BIASED = Implementation(_supports_biased, _run_biased, "biased_attention")
+DECODE = Implementation(_supports_decode, _run_decode, "decode_attention")
+SDPA = Implementation[AttentionCall](lambda call: True, _run_sdpa)
+ATTENTION = (BIASED, DECODE, SDPA)

@@ -10,6 +10,7 @@ diagonal have the same distances, so one program sums dS over all of them, and o
 split by distance. The rest is FlashAttention (nn/tiled.py has it in PyTorch).
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,6 +21,14 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from manyheads.kernels.common import LOG2_E, device_guard, load_rows, store_rows
+from manyheads.kernels.selftest import (
+    SCALE,
+    Comparison,
+    Inputs,
+    Lengths,
+    attention_formula,
+    compare,
+)
 
 
 @triton.jit
@@ -243,9 +252,7 @@ class _BiasedAttention(torch.autograd.Function):
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         inputs = (q, k, v, table, key_bytes, do, lse, delta)
         scale, batch_heads = ctx.scale * LOG2_E, rows * heads
-        key_blocks, query_blocks, bias_blocks = (
-            block[width > 64] for block in (KEYS, QUERIES, BIAS)
-        )
+        key_blocks, query_blocks = KEYS[width > 64], QUERIES[width > 64]
         _backward_keys[(triton.cdiv(n, key_blocks["N"]) * batch_heads,)](
             *inputs, dk, dv, n, heads, scale, ctx.scale, **ctx.flags, **key_blocks
         )
@@ -254,12 +261,12 @@ class _BiasedAttention(torch.autograd.Function):
         )
         dbias = None
         if ctx.needs_input_grad[3]:
-            blocks = triton.cdiv(n, bias_blocks["M"])
+            blocks = triton.cdiv(n, BIAS["M"])
             # A causal mask leaves nothing above the main diagonal.
             diagonals = blocks if ctx.flags["CAUSAL"] else 2 * blocks - 1
-            sums = table.new_empty(heads, diagonals, bias_blocks["M"], bias_blocks["M"])
+            sums = table.new_empty(heads, diagonals, BIAS["M"], BIAS["M"])
             _backward_bias[(diagonals, heads)](
-                *inputs, sums, n, rows, heads, blocks, scale, **ctx.flags, **bias_blocks
+                *inputs, sums, n, rows, heads, blocks, scale, **ctx.flags, **BIAS
             )
             dbias = _sum_by_distance(sums, n, blocks).to(ctx.dtype)
         return dq, dk, dv, dbias, None, None, None
@@ -278,10 +285,7 @@ QUERIES = (
     {"M": 128, "N": 32, "num_warps": 4, "num_stages": 2},
     {"M": 128, "N": 64, "num_warps": 8, "num_stages": 3},
 )
-BIAS = (
-    {"M": 64, "num_warps": 8, "num_stages": 2},
-    {"M": 64, "num_warps": 8, "num_stages": 2},
-)
+BIAS = {"M": 64, "num_warps": 8, "num_stages": 2}
 
 
 def biased_attention(
@@ -299,3 +303,22 @@ def biased_attention(
             q, k, v, bias, padding_mask, causal, scale
         )
     return out
+
+
+def case(
+    new: Inputs, length: int, width: int, causal: bool, lengths: Lengths
+) -> Iterator[Comparison]:
+    """With the gradient of the table of biases."""
+    q, k, v = new.randn(*[(2, 2, length, width)] * 3)
+    [table] = new.randn((2, 2 * length - 1), dtype=torch.float32)
+    padding_mask, allowed = new.masks(length, length, causal, lengths)
+    at = torch.arange(length, device=new.device)
+    distances = at - at[:, None] + length - 1
+    yield from compare(
+        lambda q, k, v, table: biased_attention(q, k, v, table, padding_mask, causal, SCALE),
+        lambda q, k, v, table: attention_formula(q, k, v, allowed, bias=table[:, distances]),
+        (q, k, v, table),
+    )
+
+
+SELFTEST = [(70, 32, causal, (70, 41)) for causal in (False, True)]

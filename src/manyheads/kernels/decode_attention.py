@@ -15,6 +15,8 @@ A static cache is mostly empty. A program with many keys first scans the mask fo
 any query attends to, and reads no further.
 """
 
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
@@ -25,8 +27,17 @@ from manyheads.kernels.common import (
     contiguous_channels,
     device_guard,
     empty_heads_inner,
+    grid_wait,
+    launch_dependents,
+    pdl_options,
 )
-from manyheads.kernels.pdl import grid_wait, launch_dependents, pdl_options
+from manyheads.kernels.selftest import (
+    SCALE,
+    Comparison,
+    Inputs,
+    Lengths,
+    attention_formula,
+)
 
 MIN_QUERIES = 16  # rows of the smallest matrix product
 KEYS, WARPS, STAGES = 64, 4, 3  # keys of a block
@@ -164,3 +175,21 @@ def decode_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale
 @decode_attention.register_fake
 def _(q, k, v, mask, scale):
     return empty_heads_inner(q)
+
+
+@torch.no_grad()
+def case(
+    new: Inputs, rows: int, heads: int, groups: int, queries: int, keys: int, mask_sizes: Lengths
+) -> Iterator[Comparison]:
+    """Over a part of a larger cache, with a mask for (1 or all rows, 1 or all queries) or none."""
+    q, k, v = new.randn((rows, queries, heads, 32), *[(rows, groups, keys + 7, 32)] * 2)
+    q, k, v, mask = q.transpose(1, 2), k[:, :, :keys], v[:, :, :keys], None
+    if mask_sizes is not None:
+        mask = new.randn((mask_sizes[0], 1, mask_sizes[1], keys))[0] < 0.3
+        mask[..., keys // 3 * 2 :] = False  # slots that are not filled
+        mask[0, 0, 0] &= mask_sizes[0] == 1  # a query without keys
+    expected = attention_formula(q.double(), k.double(), v.double(), mask)
+    yield decode_attention(q, k, v, mask, SCALE), expected
+
+
+SELFTEST = [(2, 4, 2, 3, 150, None), (2, 4, 2, 3, 150, (2, 3)), (2, 4, 2, 3, 40, None)]

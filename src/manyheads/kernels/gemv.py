@@ -5,7 +5,7 @@
 
 The time of the product is that of reading W once. Libraries are tuned for many rows and leave most
 of a GPU idle for one. Here each program reads a few rows of W with as many bytes in flight as
-possible, and before x is available (kernels/pdl.py). The activation or sum after the product is
+possible, and before x is available (kernels/common.py). The activation or sum after the product is
 over one row too; a kernel of its own would take as long to launch as the product takes, so the
 product computes it. The norm before it is a kernel of its own (`norm_row`), or part of the product
 if the matrix is small (`MAX_FUSED_NORM_ELEMENTS`): every program repeats it.
@@ -19,14 +19,17 @@ with gain g and shift h. The formula is invariant to a constant added to x; x₀
 that a mean far from zero does not cancel σ².
 """
 
+from collections.abc import Callable, Iterator
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
 
-from manyheads.kernels.common import device_guard
-from manyheads.kernels.mlp import activation_and_grad
-from manyheads.kernels.pdl import grid_wait, launch_dependents, pdl_options
+from manyheads.kernels.common import device_guard, grid_wait, launch_dependents, pdl_options
+from manyheads.kernels.selftest import EPS, Comparison, Inputs
 
 BLOCK_ELEMENTS, MAX_COLUMNS, WARPS = 4096, 4096, 4  # of W in a program; columns of that block
 MAX_REGISTERS = 64  # per thread: eight programs then fit on a multiprocessor of an H200
@@ -48,8 +51,9 @@ def _add3(a, b, c, d, e, f):
 @triton.jit
 def _gemv(
     X, W, B, RESIDUAL, GAIN, SHIFT, Y, outputs, inputs, eps,
-    HAS_BIAS: tl.constexpr, KIND: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr,
-    HAS_SHIFT: tl.constexpr, PDL: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    HAS_NORM: tl.constexpr, HAS_SHIFT: tl.constexpr, PDL: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
     rows, at = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, C)
@@ -88,10 +92,12 @@ def _gemv(
         y = tl.sum(total, 1)
     if HAS_BIAS:
         y += tl.load(B + rows, mask=row_mask, other=0.0).to(tl.float32)
-    if KIND == 0:
+    if ACTIVATION == "relu":
         y = tl.where(y < 0.0, 0.0, y)  # NaN stays NaN
-    if KIND > 0:
-        y, _ = activation_and_grad(y, KIND)
+    elif ACTIVATION == "gelu":
+        y *= 0.5 + 0.5 * tl.erf(y * 0.7071067811865476)
+    elif ACTIVATION == "gelu-tanh":  # ½ (1 + tanh u) = 1 / (1 + e^(−2u))
+        y *= tl.sigmoid(1.5957691216057308 * y * (1.0 + 0.044715 * y * y))
     if HAS_RESIDUAL:
         y += tl.load(RESIDUAL + rows, mask=row_mask, other=0.0).to(tl.float32)
     tl.store(Y + rows, y.to(Y.dtype.element_ty), mask=row_mask)
@@ -124,17 +130,17 @@ def _norm(
 def gemv(
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
-    kind: int,
-    residual: Tensor | None,
+    bias: Tensor | None = None,
+    activation: str = "",
+    residual: Tensor | None = None,
     gain: Tensor | None = None,
     shift: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
     """One row x [… d], weight [v d], bias [v], residual [… v]; no gradients.
 
-    `kind` is an index of dispatch.ACTIVATION_KINDS, −1 for none. With gain [d] and shift [d] the
-    product is of LayerNorm(x), with a gain only of RMSNorm(x).
+    `activation` is relu, gelu, gelu-tanh or empty. With gain [d] and shift [d] the product is of
+    LayerNorm(x), with a gain only of RMSNorm(x).
     """
     outputs, inputs = weight.shape
     x, y = x.contiguous(), x.new_empty(*x.shape[:-1], outputs)
@@ -148,7 +154,7 @@ def gemv(
     with device_guard(x):
         _gemv[(triton.cdiv(outputs, rows),)](
             x, weight, *optional, y, outputs, inputs, eps,
-            HAS_BIAS=bias is not None, KIND=kind, HAS_RESIDUAL=residual is not None,
+            HAS_BIAS=bias is not None, ACTIVATION=activation, HAS_RESIDUAL=residual is not None,
             HAS_NORM=gain is not None, HAS_SHIFT=shift is not None,
             R=rows, C=columns, num_warps=WARPS, **options,
             **({"maxnreg": MAX_REGISTERS} if cap_registers else {}),
@@ -171,10 +177,48 @@ def norm_row(x: Tensor, gain: Tensor, shift: Tensor | None, eps: float) -> Tenso
 
 
 @gemv.register_fake
-def _(x, weight, bias, kind, residual, gain=None, shift=None, eps=0.0):
+def _(x, weight, bias=None, activation="", residual=None, gain=None, shift=None, eps=0.0):
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
 @norm_row.register_fake
 def _(x, gain, shift, eps):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu-tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
+@torch.no_grad()
+def case(new: Inputs, outputs: int, inputs: int) -> Iterator[Comparison]:
+    """Products with norms, activations and sums, and a chain of launches."""
+    shapes = (1, 1, inputs), (outputs, inputs), (outputs,), (inputs,), (inputs,), (1, 1, outputs)
+    x, weight, bias, gain, shift, residual = new.randn(*shapes)
+    y, exact, norm_shape = x / inputs**0.5, weight.double().mT, (inputs,)
+    yield gemv(x, weight), x.double() @ exact
+    for name, activation in ACTIVATIONS.items():
+        product = activation(y.double() @ exact + bias.double())
+        yield gemv(y, weight, bias, name, residual), product + residual.double()
+    x = x + 100.0  # a mean far from zero must not cancel the deviation
+    layer_norm = F.layer_norm(x.double(), norm_shape, gain.double(), shift.double(), EPS)
+    rms_norm = F.rms_norm(x.double(), norm_shape, gain.double(), EPS)
+    for expected, bias_or_none in ((layer_norm, shift), (rms_norm, None)):
+        yield norm_row(x, gain, bias_or_none, EPS), expected
+        if inputs <= MAX_COLUMNS:
+            result = gemv(x, weight, None, "", None, gain, bias_or_none, EPS)
+            yield result, expected @ exact
+    # A chain: each kernel reads what its predecessor wrote.
+    size = min(outputs, inputs)
+    row, weight, gain = residual[..., :size], weight[:size, :size].contiguous(), gain[:size]
+    expected = row.double()
+    for _ in range(5):
+        row = gemv(norm_row(row, gain, None, EPS), weight)
+        expected = F.rms_norm(expected, (size,), gain.double(), EPS) @ weight.double().mT
+    yield row, expected
+
+
+SELFTEST = [(7, 40), (130, 1100), (60, 4600)]

@@ -18,37 +18,20 @@ from manyheads.kernels.dispatch import runs_triton, verified
 ROWS_PER_CHUNK = {"cpu": 1024, "cuda": 8192}
 ALIGNMENT = 64  # classes: GPU matrix products are fast if rows start at multiples of it
 
-Sums = tuple[Tensor, Tensor, Tensor]
-"""Σ −log p of the labels, Σ over rows of the mean −log p over classes, gradient of the logits."""
-
 
 def rows_per_chunk(hidden: Tensor) -> int:
     """For how many predictions the logits are held together."""
     return ROWS_PER_CHUNK.get(hidden.device.type, ROWS_PER_CHUNK["cuda"])
 
 
-def _sums_and_grad(
-    logits: Tensor, labels: Tensor, classes: int, smoothing: float, training: bool
-) -> Sums:
-    """Of logits [n padded], the first `classes` of which count; negative labels [n] are ignored.
-
-    The logits are overwritten.
-    """
-    if (
-        runs_triton(logits)
-        and logits.dtype != torch.float64
-        and verified("softmax_grad", logits.device.index)
-    ):
-        from manyheads.kernels.softmax_grad import cross_entropy_grad
-
-        return cross_entropy_grad(logits, labels, classes, smoothing, training)
-    return cross_entropy_grad_by_torch(logits, labels, classes, smoothing, training)
-
-
 def cross_entropy_grad_by_torch(
     logits: Tensor, labels: Tensor, classes: int, smoothing: float, training: bool
-) -> Sums:
-    """The operation of kernels/softmax_grad.py in PyTorch."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(Σ −log p of the labels, Σ over rows of the mean −log p, gradient) over `classes`.
+
+    Only the first `classes` of the logits [n padded] count. Without smoothing the second sum equals
+    the first. Rows with a negative label count 0. The logits are overwritten.
+    """
     dtype, missing = logits.dtype, logits.shape[-1] - classes
     labels, counts = labels[:, None].clamp(min=0), labels[:, None] >= 0
     logits = logits[:, :classes].to(_accumulation_dtype(dtype))
@@ -93,10 +76,17 @@ class LinearCrossEntropy(torch.autograd.Function):
         aligned = _align(weight, hidden)
         d_weight = torch.zeros_like(aligned, dtype=weight.dtype) if training else None
         aligned_bias = None if bias is None else _align(bias, hidden)
+        sums_and_grad = cross_entropy_grad_by_torch
+        if (
+            runs_triton(hidden)
+            and hidden.dtype != torch.float64
+            and verified("softmax_grad", hidden.device.index)
+        ):
+            from manyheads.kernels.softmax_grad import cross_entropy_grad as sums_and_grad
         for start in range(0, len(hidden), size):
             rows = slice(start, start + size)
             logits = F.linear(hidden[rows], aligned, aligned_bias)
-            nll, uniform, d_logits = _sums_and_grad(
+            nll, uniform, d_logits = sums_and_grad(
                 logits, labels[rows], classes, smoothing, training
             )
             nll_sum += nll

@@ -9,11 +9,11 @@ such a block, and a thousand sentences then wait for each other. Here all pairs 
 the registers of a few warps: nothing is recomputed block by block, only q, k and v are saved for
 the backward pass, and the padding mask is applied inside.
 
-`short_attention` takes heads of any strides; `short_projected` takes the projection [q k v] (or q
-and [k v]) in its memory layout. It writes the gradients in the same layout, which saves a pass.
+q, k and v stay in the projection [q k v], or q and [k v], and their gradients are written in the
+same layout. With tensors of their own, autograd would concatenate the gradients in another pass.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,17 +21,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.kernels.common import (
-    LOG2_E,
-    contiguous_channels,
-    device_guard,
-    dropout_scale,
-    empty_contiguous,
-    load_rows,
-    store_rows,
+from manyheads.kernels.common import LOG2_E, device_guard, load_rows, store_rows
+from manyheads.kernels.selftest import (
+    SCALE,
+    Comparison,
+    Inputs,
+    Lengths,
+    attention_formula,
+    compare,
 )
 
-Parts = tuple[Tensor, Tensor | None, Tensor | None]
+PHILOX_ROUNDS = tl.constexpr(7)  # the fewest that pass the tests of the authors of Philox 4×32
 
 
 @triton.jit
@@ -52,176 +52,212 @@ def _weights(
     return p / tl.where(total == 0.0, 1.0, total)[:, None]
 
 
+@triton.jit
+def _dropout_scale(SEED, rows, p, N: tl.constexpr):
+    """1 / (1 − p) where an element is kept, 0 where it is dropped: N columns of these rows.
+
+    The mask is a function of a seed and of the element's index (Philox). The forward and the
+    backward pass compute the same mask, so none is stored.
+    """
+    quarter = tl.arange(0, N // 4)
+    counters = rows[:, None] * (N // 4) + quarter[None, :]
+    a, b, c, d = tl.randint4x(tl.load(SEED), counters, PHILOX_ROUNDS)
+    bits = tl.join(tl.join(a, c), tl.join(b, d)).reshape(rows.shape[0], N)
+    # The upper 24 bits, which float32 holds exactly.
+    uniform = ((bits >> 8) & 0xFFFFFF).to(tl.float32) * (1.0 / 16777216)
+    return tl.where(uniform >= p, 1.0 / (1.0 - p), 0.0)
+
+
 # These sizes change from batch to batch and must not cause a recompilation.
 @triton.jit(do_not_specialize=["queries", "keys", "mask_row"])
 def _forward(
-    Q, K, V, MASK, SEED, OUT, heads, queries, keys, scale, dropout_p,
-    q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step, mask_row,
+    Q, K, V, MASK, SEED, OUT, heads, queries, keys, q_step, kv_step, mask_row, scale, dropout_p,
     CAUSAL: tl.constexpr, PADDED: tl.constexpr, DROPS: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     row, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     at_q, at_k = tl.arange(0, M), tl.arange(0, N)
-    q = load_rows(Q + row * q_row + head * q_head, at_q, q_step, queries, D)
-    k = load_rows(K + row * k_row + head * k_head, at_k, k_step, keys, D)
-    v = load_rows(V + row * v_row + head * v_head, at_k, v_step, keys, D)
+    first_q, first_k = row * queries * q_step + head * D, row * keys * kv_step + head * D
+    q = load_rows(Q + first_q, at_q, q_step, queries, D)
+    k = load_rows(K + first_k, at_k, kv_step, keys, D)
+    v = load_rows(V + first_k, at_k, kv_step, keys, D)
     p = _weights(q, k, MASK + row * mask_row, at_q, at_k, keys, scale, CAUSAL, PADDED)
     if DROPS:
-        p = p * dropout_scale(SEED, tl.program_id(0) * M + at_q, dropout_p, N)
+        p = p * _dropout_scale(SEED, tl.program_id(0) * M + at_q, dropout_p, N)
     o = tl.dot(p.to(v.dtype), v)
-    out = OUT + row * queries * heads * D + head * D
-    store_rows(out, at_q, heads * D, queries, o, D)
+    store_rows(OUT + row * queries * heads * D + head * D, at_q, heads * D, queries, o, D)
 
 
-@triton.jit(do_not_specialize=["queries", "keys", "mask_row", "dq_row", "dk_row"])
+@triton.jit(do_not_specialize=["queries", "keys", "mask_row"])
 def _backward(
-    Q, K, V, MASK, SEED, DO, DQ, DK, DV, heads, queries, keys, scale, grad_scale, dropout_p,
-    q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step, mask_row,
-    o_row, o_head, o_step, dq_row, dq_step, dk_row, dk_step,
+    Q, K, V, MASK, SEED, DO, DQ, DK, DV,
+    heads, queries, keys, q_step, kv_step, mask_row, scale, dropout_p, grad_scale,
     CAUSAL: tl.constexpr, PADDED: tl.constexpr, DROPS: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     row, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     at_q, at_k = tl.arange(0, M), tl.arange(0, N)
-    q = load_rows(Q + row * q_row + head * q_head, at_q, q_step, queries, D)
-    k = load_rows(K + row * k_row + head * k_head, at_k, k_step, keys, D)
-    v = load_rows(V + row * v_row + head * v_head, at_k, v_step, keys, D)
-    do = load_rows(DO + row * o_row + head * o_head, at_q, o_step, queries, D)
+    first_q, first_k = row * queries * q_step + head * D, row * keys * kv_step + head * D
+    q = load_rows(Q + first_q, at_q, q_step, queries, D)
+    k = load_rows(K + first_k, at_k, kv_step, keys, D)
+    v = load_rows(V + first_k, at_k, kv_step, keys, D)
+    do = load_rows(DO + row * queries * heads * D + head * D, at_q, heads * D, queries, D)
     p = _weights(q, k, MASK + row * mask_row, at_q, at_k, keys, scale, CAUSAL, PADDED)
     dp = tl.dot(do, tl.trans(v))
     dropped = p
     if DROPS:
-        mask = dropout_scale(SEED, tl.program_id(0) * M + at_q, dropout_p, N)
+        mask = _dropout_scale(SEED, tl.program_id(0) * M + at_q, dropout_p, N)
         dropped = p * mask
         dp = dp * mask
     dv = tl.dot(tl.trans(dropped.to(do.dtype)), do)
-    store_rows(DV + row * dk_row + head * D, at_k, dk_step, keys, dv, D)
+    store_rows(DV + first_k, at_k, kv_step, keys, dv, D)
     ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * grad_scale).to(q.dtype)
-    store_rows(DQ + row * dq_row + head * D, at_q, dq_step, queries, tl.dot(ds, k), D)
-    dk = tl.dot(tl.trans(ds), q)
-    store_rows(DK + row * dk_row + head * D, at_k, dk_step, keys, dk, D)
+    store_rows(DQ + first_q, at_q, q_step, queries, tl.dot(ds, k), D)
+    store_rows(DK + first_k, at_k, kv_step, keys, tl.dot(tl.trans(ds), q), D)
 
 
-def _blocks(q: Tensor, k: Tensor, drops: bool) -> dict[str, int]:
-    """Block sizes and warps.
-
-    With dropout, products over 16 positions are computed wrongly (Triton 3.6, H200): use 32.
-    """
-    m, n = (max(32 if drops else 16, triton.next_power_of_2(x.shape[2])) for x in (q, k))
-    warps = 2 if m * n <= 32 * 32 else 4 if m * n <= 64 * 64 else 8
-    return {"M": m, "N": n, "D": q.shape[3], "num_warps": warps}
-
-
-def _mask_bytes(padding_mask: Tensor | None, like: Tensor) -> tuple[Tensor, int]:
-    """The padding mask as bytes, and the stride of its rows."""
-    if padding_mask is None:
-        return like, 0
-    mask = padding_mask.contiguous().view(torch.uint8)
-    return mask, mask.stride(0) if len(mask) > 1 else 0
-
-
-def _split(parts: Parts, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v [b h n c] of tensors [b n m c] that hold them one after another."""
-    tensors = [part for part in parts if part is not None]
-    q, k, v = (x.transpose(1, 2) for part in tensors for x in part.split(heads, 2))
+def _split(x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v as views of the projections."""
+    q, k, v = x.chunk(3, -1) if memory is None else (x, *memory.chunk(2, -1))
     return q, k, v
 
 
-def _map(f: Callable[[Tensor], Tensor], parts: Parts) -> Parts:
-    first, second, third = (None if part is None else f(part) for part in parts)
-    assert first is not None
-    return first, second, third
+def _arguments(
+    x: Tensor, memory: Tensor | None, heads: int, padding_mask: Tensor | None, causal: bool,
+    scale: float, seed: Tensor | None, p: float,
+) -> tuple[list[Tensor], list[Any], dict[str, Any]]:  # fmt: skip
+    """Inputs, numbers and constants of both kernels; x and memory are contiguous."""
+    q, k, v = _split(x, memory)
+    queries, keys, drops = q.shape[1], k.shape[1], seed is not None
+    mask, mask_row = q, 0
+    if padding_mask is not None:
+        mask = padding_mask.contiguous().view(torch.uint8)
+        mask_row = keys if len(mask) > 1 else 0
+    # With dropout, products over 16 positions are computed wrongly (Triton 3.6, H200): use 32.
+    m, n = (max(32 if drops else 16, triton.next_power_of_2(size)) for size in (queries, keys))
+    steps = x.shape[-1], (x if memory is None else memory).shape[-1]
+    numbers = [heads, queries, keys, *steps, mask_row, scale * LOG2_E, p]
+    constants = {
+        "CAUSAL": causal,
+        "PADDED": padding_mask is not None,
+        "DROPS": drops,
+        "D": q.shape[-1] // heads,
+        "M": m,
+        "N": n,
+        "num_warps": 2 if m * n <= 32 * 32 else 4 if m * n <= 64 * 64 else 8,
+    }
+    return [q, k, v, mask, q if seed is None else seed], numbers, constants
 
 
 @torch.library.custom_op("manyheads::short_attention", mutates_args=())
-def attend_parts(
-    a: Tensor, b: Tensor | None, c: Tensor | None, heads: int, padding_mask: Tensor | None,
-    causal: bool, scale: float, seed: Tensor | None, p: float,
+def short_attention(
+    x: Tensor, memory: Tensor | None, heads: int, padding_mask: Tensor | None, causal: bool,
+    scale: float, seed: Tensor | None, p: float,
 ) -> Tensor:  # fmt: skip
-    """[b t h c] of [q k v], of q and [k v], or of q, k and v, each [b n m c]."""
-    q, k, v = _split(_map(contiguous_channels, (a, b, c)), heads)
-    rows, _, queries, width = q.shape
-    out, drops = q.new_empty(rows, queries, heads, width), seed is not None
-    mask, mask_stride = _mask_bytes(padding_mask, q)
-    with device_guard(q):
-        _forward[(rows * heads,)](
-            q, k, v, mask, q if seed is None else seed, out, heads, queries, k.shape[2],
-            scale * LOG2_E, p,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], mask_stride,
-            CAUSAL=causal, PADDED=padding_mask is not None, DROPS=drops, **_blocks(q, k, drops),
-        )  # fmt: skip
+    """[b t hc] of the projections x [b t 3hc], or x [b t hc] and memory [b s 2hc].
+
+    `padding_mask` [b s] or [1 s] is True at real keys; `seed` [1] is on the device, or None for no
+    dropout of probability p.
+    """
+    x, memory = x.contiguous(), None if memory is None else memory.contiguous()
+    inputs, numbers, constants = _arguments(x, memory, heads, padding_mask, causal, scale, seed, p)
+    out = torch.empty_like(inputs[0], memory_format=torch.contiguous_format)
+    with device_guard(x):
+        _forward[(len(x) * heads,)](*inputs, out, *numbers, **constants)
     return out
 
 
 @torch.library.custom_op("manyheads::short_attention_backward", mutates_args=())
-def attend_parts_backward(
-    do: Tensor, a: Tensor, b: Tensor | None, c: Tensor | None, heads: int,
-    padding_mask: Tensor | None, causal: bool, scale: float, seed: Tensor | None, p: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of a, b and c, in their layout; empty for those that are None."""
-    q, k, v = _split(_map(contiguous_channels, (a, b, c)), heads)
-    grads, drops = _map(empty_contiguous, (a, b, c)), seed is not None
-    dq, dk, dv = _split(grads, heads)
-    do = contiguous_channels(do.transpose(1, 2))
-    mask, mask_stride = _mask_bytes(padding_mask, q)
-    with device_guard(q):
-        _backward[(q.shape[0] * heads,)](
-            q, k, v, mask, q if seed is None else seed, do, dq, dk, dv,
-            heads, q.shape[2], k.shape[2], scale * LOG2_E, scale, p,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], mask_stride, *do.stride()[:3],
-            dq.stride(0), dq.stride(2), dk.stride(0), dk.stride(2),
-            CAUSAL=causal, PADDED=padding_mask is not None, DROPS=drops, **_blocks(q, k, drops),
-        )  # fmt: skip
-    return _or_empty(grads)
+def short_attention_backward(
+    do: Tensor, x: Tensor, memory: Tensor | None, heads: int, padding_mask: Tensor | None,
+    causal: bool, scale: float, seed: Tensor | None, p: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The gradients of x and memory, the second empty if there is no memory."""
+    x, memory = x.contiguous(), None if memory is None else memory.contiguous()
+    inputs, numbers, constants = _arguments(x, memory, heads, padding_mask, causal, scale, seed, p)
+    dx, dmemory = _empty_grads(x, memory)
+    grads = _split(dx, None if memory is None else dmemory)
+    with device_guard(x):
+        _backward[(len(x) * heads,)](*inputs, do.contiguous(), *grads, *numbers, scale, **constants)
+    return dx, dmemory
 
 
-def _or_empty(parts: Parts) -> tuple[Tensor, Tensor, Tensor]:
+def _empty_grads(x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
     """Operators return no None."""
-    a, b, c = (parts[0].new_empty(0) if part is None else part for part in parts)
-    return a, b, c
+    layout = torch.contiguous_format
+    dx = torch.empty_like(x, memory_format=layout)
+    if memory is None:
+        return dx, x.new_empty(0)
+    return dx, torch.empty_like(memory, memory_format=layout)
 
 
-@attend_parts.register_fake
-def _(a, b, c, heads, padding_mask, causal, scale, seed, p):
-    return a.new_empty(*a.shape[:2], heads, a.shape[3])
+@short_attention.register_fake
+def _(x, memory, heads, padding_mask, causal, scale, seed, p):
+    return x.new_empty(*x.shape[:2], x.shape[2] // (3 if memory is None else 1))
 
 
-@attend_parts_backward.register_fake
-def _(do, a, b, c, heads, padding_mask, causal, scale, seed, p):
-    return _or_empty(_map(empty_contiguous, (a, b, c)))
+@short_attention_backward.register_fake
+def _(do, x, memory, heads, padding_mask, causal, scale, seed, p):
+    return _empty_grads(x, memory)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    a, b, c, ctx.heads, padding_mask, ctx.causal, ctx.scale, seed, ctx.p = inputs
-    ctx.save_for_backward(a, b, c, padding_mask, seed)
+    x, memory, ctx.heads, padding_mask, ctx.causal, ctx.scale, seed, ctx.p = inputs
+    ctx.save_for_backward(x, memory, padding_mask, seed)
 
 
-def _autograd_backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-    a, b, c, padding_mask, seed = ctx.saved_tensors
-    grads = attend_parts_backward(
-        do, a, b, c, ctx.heads, padding_mask, ctx.causal, ctx.scale, seed, ctx.p
+def _differentiate(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
+    x, memory, padding_mask, seed = ctx.saved_tensors
+    dx, dmemory = short_attention_backward(
+        do, x, memory, ctx.heads, padding_mask, ctx.causal, ctx.scale, seed, ctx.p
     )
-    given = [None if part is None else d for part, d in zip((a, b, c), grads, strict=True)]
-    return *given, *[None] * 6
+    return dx, None if memory is None else dmemory, *[None] * 6
 
 
-attend_parts.register_autograd(_autograd_backward, setup_context=_setup_context)
+short_attention.register_autograd(_differentiate, setup_context=_setup_context)
 
 
-def short_attention(q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> Tensor:
-    """q [b h t c], k and v [b h s c] of at most SHORT_LENGTHS positions.
+def dropout_mask(x: Tensor, keys: Tensor, seed: Tensor, p: float) -> Tensor:
+    """The mask [b 2 t s] of two heads, found by scale 0 and unit vectors as values."""
+    length, width = keys.shape[1], keys.shape[2] // 2
+    units = torch.eye(length, -(-length // width) * width, device=x.device, dtype=x.dtype)
+    weights = []
+    for unit in units.split(width, -1):
+        memory = torch.cat([keys, unit.repeat(1, 2).expand(len(keys), -1, -1)], -1)
+        out = short_attention(x, memory, 2, None, False, 0.0, seed, p)
+        weights.append(out.unflatten(-1, (2, -1)).transpose(1, 2))
+    return (torch.cat(weights, -1)[..., :length] != 0).double() / (1 - p)
 
-    Settings: padding_mask [b s] or [1 s], true at real keys; causal; scale; seed [1] on the device,
-    or None for no dropout; dropout probability.
-    """
-    parts = (x.transpose(1, 2) for x in (q, k, v))
-    out: Tensor = attend_parts(*parts, q.shape[1], *settings)
-    return out.transpose(1, 2)
+
+def case(
+    new: Inputs, queries: int, keys: int, width: int, causal: bool, lengths: Lengths, p: float
+) -> Iterator[Comparison]:
+    """Two heads, on q and [k v], and on [q k v] if there are as many queries as keys."""
+    x, memory = new.randn((2, queries, 2 * width), (2, keys, 4 * width))
+    padding_mask, allowed = new.masks(queries, keys, causal, lengths)
+    dropout, seed = torch.ones((), device=new.device), None
+    if p:
+        seed = torch.ones(1, dtype=torch.int64, device=new.device)
+        dropout = dropout_mask(x, memory.chunk(2, -1)[0], seed, p)
+        dropped = (dropout == 0).double().mean()
+        if not (dropped - p).abs() < 0.05 + dropout.numel() ** -0.5:
+            raise ValueError(f"dropout drops {dropped:.2f} instead of {p}")
+
+    def kernel(x: Tensor, memory: Tensor | None = None) -> Any:
+        return short_attention(x, memory, 2, padding_mask, causal, SCALE, seed, p)
+
+    def formula(x: Tensor, memory: Tensor | None = None) -> Tensor:
+        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in _split(x, memory))
+        out = attention_formula(q, k, v, allowed, dropout=dropout)
+        return out.transpose(1, 2).flatten(2)
+
+    yield from compare(kernel, formula, (x, memory))
+    if queries == keys:
+        yield from compare(kernel, formula, (torch.cat([x, memory], -1),))
 
 
-def short_projected(x: Tensor, memory: Tensor | None, heads: int, *settings: Any) -> Tensor:
-    """[b t hc] of the projections x [b t 3hc], or x [b t hc] and memory [b s 2hc]."""
-    width = x.shape[-1] // (3 * heads if memory is None else heads)
-    a, b, _ = _map(lambda part: part.unflatten(-1, (-1, width)), (x, memory, None))
-    out: Tensor = attend_parts(a, b, None, heads, *settings)
-    return out.flatten(2)
+SELFTEST = [
+    (queries, queries, width, True, (queries, 13), p)
+    for queries, width in ((14, 32), (20, 16), (128, 64), (64, 128))
+    for p in (0.0, 0.25)
+]

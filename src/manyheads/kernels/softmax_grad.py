@@ -14,12 +14,16 @@ Only the last block of a row has bounds checks, and the label's own entry is cor
 row: arithmetic costs time here too.
 """
 
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from manyheads.kernels.common import device_guard
+from manyheads.kernels.linear_cross_entropy import cross_entropy_grad_by_torch
+from manyheads.kernels.selftest import Comparison, Inputs
 from manyheads.kernels.topk import LOG2_E, LOW, MAX_BLOCK, PER_THREAD, online_logsumexp
 
 
@@ -85,11 +89,7 @@ def _softmax_grad(
 def cross_entropy_grad(
     logits: Tensor, labels: Tensor, classes: int, smoothing: float, training: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(Σ −log p of the labels, Σ over rows of the mean −log p, logits) over the first `classes`.
-
-    Without smoothing the second equals the first. In training the logits become the gradient of the
-    objective, zero in the columns beyond `classes`. Rows with a negative label count 0.
-    """
+    """`cross_entropy_grad_by_torch` by a kernel; without training the logits stay."""
     rows, padded = logits.shape
     nll = torch.empty(rows, device=logits.device, dtype=torch.float32)
     uniform = torch.empty_like(nll)
@@ -101,3 +101,19 @@ def cross_entropy_grad(
             num_warps=max(1, block // (32 * PER_THREAD)),
         )  # fmt: skip
     return nll.sum(), uniform.sum(), logits
+
+
+def case(
+    new: Inputs, classes: int, padding: int, smoothing: float, scale: float, training: bool
+) -> Iterator[Comparison]:
+    """Both sums and the gradient; one label is ignored."""
+    logits = scale * new.randn((5, classes + padding))[0].float()
+    logits[:, classes:] = 5.0
+    labels = torch.tensor([3, classes - 1, -1, 0, classes // 2], device=new.device)
+    expected = cross_entropy_grad_by_torch(logits.double(), labels, classes, smoothing, training)
+    results = cross_entropy_grad(logits.clone(), labels, classes, smoothing, training)
+    yield from zip(results[:2], expected[:2], strict=True)
+    yield results[2], expected[2] if training else logits
+
+
+SELFTEST = [(151, 41, smoothing, 1.0, True) for smoothing in (0.0, 0.1)]

@@ -10,12 +10,15 @@ largest. Ties go to the lowest index. If there are few rows, several programs ea
 a row, and a second pass reduces their results.
 """
 
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from manyheads.kernels.common import contiguous_channels, device_guard
+from manyheads.kernels.selftest import Comparison, Inputs
 
 MAX_LANES = 1024
 TARGET_PROGRAMS = 128  # that keep a device busy
@@ -143,3 +146,18 @@ def _(z):
 def _(z, k):
     values = z.new_empty(len(z), k, dtype=torch.float32)
     return values, values.new_empty(len(z), k, dtype=torch.int64)
+
+
+def case(new: Inputs, rows: int, width: int, k: int, ties: bool) -> Iterator[Comparison]:
+    """A third of the logits is −∞; rows are not contiguous."""
+    z = new.randn((rows, width + 3), dtype=torch.float32)[0][:, :width]
+    z = z.round().clamp(max=1) if ties else z
+    z[:, 1::3] = -torch.inf
+    values, indices = topk(z, k)
+    ordered, order = z.double().sort(dim=-1, descending=True, stable=True)
+    yield values.exp(), ordered[:, :k].exp()
+    yield indices + 1, order[:, :k] + 1  # ties by the lowest index
+    yield logsumexp(z), z.double().logsumexp(-1, keepdim=True)
+
+
+SELFTEST = [(5, 3000, 9, False), (20, 70, 9, False)]

@@ -47,8 +47,6 @@ def compare_runs(
     train: Callable[[Run, Path], None],
 ) -> list[dict[str, Any]]:
     """Train each plan into a folder of its own, score it, draw the curves."""
-    for data in {run.data for run in plans.values() if run.data is not None}:
-        data.read(split)  # a split that is not there is said now, not after hours
     rows: list[dict[str, Any]] = []
     lines: dict[str, list[tuple[int, float]]] = {}
     for name, run in plans.items():

@@ -36,11 +36,9 @@ from manyheads.nn.attention import (
     AttentionSizes,
     check_combination,
 )
-from manyheads.nn.flex import NARROWEST, Flex
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.local import LocalAttention
 from manyheads.nn.masks import causal, full, make_mask
-from manyheads.nn.packed import Packed
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import ScaledDot
 from manyheads.summary import human_bytes
@@ -126,16 +124,9 @@ class Cost:
 
 
 def read_cores(text: str | None) -> dict[str, Any]:
-    """Parse implementations as in "dense,tiled block=256"; None selects all.
-
-    All but the two that equal the fused one in this benchmark: packed, as nothing is padded, and
-    flex, which gains nothing for a mask rule that the fused kernels know.
-    """
+    """Parse implementations as in "dense,tiled block=256"; None selects all."""
     if text is None:
-        kinds = [
-            option for option in get_args(AttentionFunctionConfig) if option not in (Packed, Flex)
-        ]
-        return {option.kind: option() for option in kinds}
+        return {option.kind: option() for option in get_args(AttentionFunctionConfig)}
     cores = {}
     for name in filter(None, (part.strip() for part in text.split(","))):
         kind, *settings = name.split()
@@ -460,24 +451,14 @@ def crossovers(costs: Sequence[Cost]) -> dict[str, Crossover | None]:
     return {cost.core: crossover(cost.points, fused[0]) for cost in inexact}
 
 
-def notes(cores: Mapping[str, CoreSettings], costs: Sequence[Cost], setup: Setup) -> list[str]:
-    """Remarks where an implementation falls back to another algorithm."""
-    remarks = []
-    for cost in (cost for cost in costs if cost.points):
-        core = cores[cost.core]
-        if isinstance(core, Flex) and setup.device.type != "cuda":
-            remarks.append(f"{cost.core} is the fused core here: FlexAttention is for a GPU")
-        elif isinstance(core, Flex) and setup.head_dim < NARROWEST:
-            wider = f"--head-dim {NARROWEST} or more"
-            remarks.append(f"{cost.core} is the fused core here: FlexAttention takes {wider}")
-        if isinstance(core, Packed):
-            remarks.append(f"{cost.core} equals the fused core here: nothing is padded")
-        if len(cost.growing) < len(cost.points):
-            remarks.append(
-                f"{cost.core} computes exact attention up to {cost.reach} positions: its exponents "
-                "use longer lengths"
-            )
-    return remarks
+def notes(costs: Sequence[Cost]) -> list[str]:
+    """Remarks where an implementation computes exact attention at short lengths."""
+    return [
+        f"{cost.core} computes exact attention up to {cost.reach} positions: its exponents "
+        "use longer lengths"
+        for cost in costs
+        if len(cost.growing) < len(cost.points)
+    ]
 
 
 def as_rows(costs: Sequence[Cost]) -> list[dict[str, Any]]:

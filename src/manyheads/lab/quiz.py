@@ -20,7 +20,7 @@ from manyheads.lab.claims.phrases import phrases, writer
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.nn.attend import attend, attention_weights
 from manyheads.nn.positions import Learned
-from manyheads.presets import bert_base, build, gpt3_small, transformer_base
+from manyheads.presets import BERT_BASE, GPT3_SMALL, TRANSFORMER_BASE, build
 from manyheads.summary import ModelSummary, count_parameters, summarize
 
 
@@ -209,7 +209,7 @@ def _masked() -> list[Finding]:
 
 
 def _understanding() -> list[Finding]:
-    base, one_head = (summarize(replace(transformer_base(), heads=h), 512) for h in (8, 1))
+    base, one_head = (summarize(replace(TRANSFORMER_BASE, heads=h), 512) for h in (8, 1))
     attention = {kind: _attention_flops(flops) for kind, flops in base.flops.items()}
     attention["source"] -= base.flops["source"]["cross-attention"]  # the decoder's keys and values
     feed_forward = base.flops["source"]["feed-forward"]
@@ -258,7 +258,7 @@ def _attention_flops(flops: dict[str, int]) -> int:
 
 
 def _bert(length: int) -> ModelSummary:
-    return summarize(replace(bert_base(), max_length=length), length)
+    return summarize(replace(BERT_BASE, max_length=length), length)
 
 
 def _bert_token(length: int) -> int:
@@ -375,7 +375,7 @@ def _mask_function() -> list[Finding]:
 
 
 def _unembedding() -> list[Finding]:
-    tied, untied = (count_parameters(replace(gpt3_small(), tie=tie)) for tie in ("all", "none"))
+    tied, untied = (count_parameters(replace(GPT3_SMALL, tie=tie)) for tie in ("all", "none"))
     return [
         Finding(
             f"it is Eᵀ, the transpose of the embedding: GPT-3 Small has {tied / 1e6:.0f}M "

@@ -129,9 +129,9 @@ def _hugging_face() -> tuple[bool, str]:
 
 
 def _gpt2() -> GptConfig:
-    from manyheads.presets import gpt3_small
+    from manyheads.presets import GPT3_SMALL
 
-    return replace(gpt3_small(), dim=64, layers=2, heads=4, max_length=32)
+    return replace(GPT3_SMALL, dim=64, layers=2, heads=4, max_length=32)
 
 
 STEPS = (

@@ -10,7 +10,6 @@ from manyheads.config import Between
 from manyheads.errors import UserError
 from manyheads.models.heads import EncoderHead, EncoderWithHead, HeadOutput, Masked, Pooler
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.layers import Embedding
 from manyheads.nn.masks import full, make_mask
 from manyheads.nn.shapes import Hidden, Tokens
 
@@ -49,16 +48,10 @@ class Bert(EncoderWithHead):
         self.tokens = nn.Embedding(config.vocabulary, config.embed.width(config.dim))
         self.embedding = config.embed.build(config.dim, config.dropout)
         self.encoder = Stack(config, causal=False)
-        pooled_dim = self.build_head(config, config.head, config.pooler, config.vocabulary)
+        pooled_dim = self.build_head(config, config.head, config.pooler)
         if config.next_sentence is not None:
             self.next_sentence = nn.Linear(pooled_dim, config.next_sentence.classes)
         initialise(self, config.init, config.layers)
-
-    def stacks(self) -> dict[str, Stack]:
-        return {"encoder": self.encoder}
-
-    def embeddings(self) -> dict[str, Embedding]:
-        return {"encoder": self.embedding}
 
     def hidden(
         self, tokens: Tokens, real: Tensor | None = None, segments: Tensor | None = None
@@ -82,12 +75,10 @@ class Bert(EncoderWithHead):
 
     def head_output(self, hidden: Hidden, real: Tensor | None = None) -> HeadOutput:
         """The model's output for the hidden states of texts."""
+        if self.config.head is None and self.config.next_sentence is None:
+            return hidden
         if self.config.head is None:
-            return (
-                hidden
-                if self.config.next_sentence is None
-                else self.next_sentence_logits(hidden, real)
-            )
+            return self.next_sentence_logits(hidden, real)
         return self.logits(self.pool(hidden, real) if self.head.pooled else hidden)
 
     def forward(

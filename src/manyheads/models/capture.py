@@ -43,49 +43,44 @@ class Maps:
         return self.all(kind)
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """Which queries and heads to capture; all by default."""
-
-    rows: Sequence[int] | None = None
-    heads: Sequence[int] | None = None
-
-    def weights(self, core: AttentionFunction, inputs: AttentionInputs) -> Tensor:
-        if self.rows is not None:
-            _refuse_past("rows", self.rows, inputs.q.shape[2])
-            rows, mask = list(self.rows), inputs.mask
-            queries = mask.query_positions[:, rows]
-            mask = AttentionMask(mask.rule, queries, mask.key_positions, mask.padding_mask)
-            inputs = replace(inputs, q=inputs.q[:, :, rows], mask=mask)
-        weights = core.weights(inputs).detach()
-        if self.heads is None:
-            return weights
-        _refuse_past("heads", self.heads, inputs.q.shape[1])
-        return weights[:, list(self.heads)]
-
-
-def _refuse_past(name: str, indices: Sequence[int], count: int) -> None:
-    if any(not 0 <= index < count for index in indices):
-        raise UserError(f"{name}={list(indices)}: choose among 0 to {count - 1}")
-
-
 class _Recorder(nn.Module):
     """An attention implementation that also records the weights of another."""
 
-    def __init__(self, core: AttentionFunction, captured: list[Tensor], chosen: Chosen) -> None:
+    def __init__(
+        self,
+        core: AttentionFunction,
+        captured: list[Tensor],
+        rows: Sequence[int] | None,
+        heads: Sequence[int] | None,
+    ) -> None:
         super().__init__()
-        self.core, self.captured, self.chosen = core, captured, chosen
+        self.core, self.captured, self.rows, self.heads = core, captured, rows, heads
 
     def check(self, score: Score, position: Position) -> None:
         self.core.check(score, position)
 
     def weights(self, inputs: AttentionInputs) -> Tensor:
-        return self.core.weights(inputs)
+        """The weights of the chosen queries and heads."""
+        if self.rows is not None:
+            rows, mask = _checked("rows", self.rows, inputs.q.shape[2]), inputs.mask
+            queries = mask.query_positions[:, rows]
+            mask = AttentionMask(mask.rule, queries, mask.key_positions, mask.padding_mask)
+            inputs = replace(inputs, q=inputs.q[:, :, rows], mask=mask)
+        weights = self.core.weights(inputs).detach()
+        if self.heads is None:
+            return weights
+        return weights[:, _checked("heads", self.heads, inputs.q.shape[1])]
 
     def forward(self, inputs: AttentionInputs) -> Tensor:
         with torch.no_grad():
-            self.captured.append(self.chosen.weights(self.core, inputs))
+            self.captured.append(self.weights(inputs))
         return self.core(inputs)
+
+
+def _checked(name: str, indices: Sequence[int], count: int) -> list[int]:
+    if any(not 0 <= index < count for index in indices):
+        raise UserError(f"{name}={list(indices)}: choose among 0 to {count - 1}")
+    return list(indices)
 
 
 @contextmanager
@@ -97,14 +92,13 @@ def capture(
     `rows` and `heads` select queries and heads, so that no n × n matrix is held for a long text:
     the rows are computed again from q and k.
     """
-    chosen = Chosen(rows, heads)
     maps = Maps()
     swapped: list[tuple[Attention, AttentionFunction]] = []
     for stack, layer, attention in attentions(model):
         kind: Kind = "self" if isinstance(attention, SelfAttention) else "cross"
         captured = maps.by_layer.setdefault((stack, kind, layer), [])
         swapped.append((attention, attention.core))
-        _swap(attention, _Recorder(attention.core, captured, chosen))
+        _swap(attention, _Recorder(attention.core, captured, rows, heads))
     try:
         yield maps
     finally:

@@ -6,18 +6,20 @@ Source and target are one sequence; the separator δ is the target's start token
 interface of an encoder–decoder: only target tokens are predicted.
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from einops import repeat
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
+from manyheads.baselines.baseline import text_lengths
 from manyheads.baselines.bytenet import ByteNet, ByteNetConfig
 from manyheads.baselines.convs2s import ConvS2S, ConvS2SConfig
 from manyheads.baselines.gnmt import Gnmt, GnmtConfig
-from manyheads.baselines.rnn import Rnn, RnnConfig, text_lengths
+from manyheads.baselines.rnn import Rnn, RnnConfig
+from manyheads.models.gpt import Decoder, DecoderConfig
 from manyheads.models.seq2seq import (
     EncoderDecoderBase,
     EncoderOutput,
@@ -25,59 +27,35 @@ from manyheads.models.seq2seq import (
     Seq2SeqConfig,
     Source,
 )
-from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.layers import Embedding, HeadConfig
+from manyheads.nn.attention import StateCache
 from manyheads.nn.masks import AttentionMask, causal, make_mask
 from manyheads.nn.shapes import Hidden, PaddingMask, Tokens
-from manyheads.nn.states import StateCache
 
 Lengths = Int[Tensor, " b"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderOnlySeq2SeqConfig(Architecture):
+class DecoderOnlySeq2SeqConfig(DecoderConfig):
     """A decoder of sources followed by targets, each up to `max_length` tokens."""
 
-    tie: Annotated[Literal["all", "none"], "One matrix for tokens and output, or two"] = "all"
-    output: Annotated[HeadConfig, "Output layer"] = field(default_factory=HeadConfig)
     kind: ClassVar[str] = "decoder-only-seq2seq"
     OLD_KINDS: ClassVar[tuple[str, ...]] = ("joined",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.refuse_narrow_table()
 
     @property
     def positions(self) -> int:
         """Positions of a source and a target."""
         return 2 * self.max_length
 
-    @property
-    def shares_inputs(self) -> bool:
-        """Always: source and target are one sequence."""
-        return True
-
     def build(self) -> "DecoderOnlySeq2Seq":
         return DecoderOnlySeq2Seq(self)
 
 
-class DecoderOnlySeq2Seq(EncoderDecoderBase):
+class DecoderOnlySeq2Seq(Decoder, EncoderDecoderBase):
     """A decoder with the interface of an encoder–decoder: `encode` only holds the source."""
 
     def __init__(self, config: DecoderOnlySeq2SeqConfig) -> None:
-        super().__init__()
-        self.config: DecoderOnlySeq2SeqConfig = config
-        self.tokens = nn.Embedding(config.vocabulary, config.dim)
-        self.embedding = config.embed.build(config.dim, config.dropout)
-        self.decoder = Stack(replace(config, max_length=config.positions), causal=True)
-        self.head = config.output.build(config.vocabulary, config.dim, tied=config.tie == "all")
-        initialise(self, config.init, config.layers)
-
-    def stacks(self) -> dict[str, Stack]:
-        return {"decoder": self.decoder}
-
-    def embeddings(self) -> dict[str, Embedding]:
-        return {"decoder": self.embedding}
+        super().__init__(config, config.positions)
+        self.config = config
 
     def encode(self, source: Source, source_real: PaddingMask | None = None) -> EncoderOutput:
         """The source tokens themselves; `decode` puts them before the target."""
@@ -129,17 +107,16 @@ class DecoderOnlySeq2Seq(EncoderDecoderBase):
         if real is not None:
             real = torch.cat([real, real.new_ones(len(source), generated)], dim=1)
         mask = AttentionMask(causal, positions[:, -tokens.shape[1] :], positions, real)
-        x = self.embedding(self.tokens, tokens, self.decoder.position, mask.query_positions)
-        hidden: Tensor = self.decoder(x, mask, cache=cache)
+        hidden = self.run(tokens, mask, cache)
         cache.advance(tokens.shape[1])
         return hidden[:, -new:]
 
     def hidden(self, tokens: Tokens, real: Tensor | None = None) -> Hidden:
         """Hidden states of one sequence."""
         self.decoder.position.check_length(tokens.shape[1])
-        mask = make_mask(causal, tokens.shape[1], padding_mask=real, device=tokens.device)
-        x = self.embedding(self.tokens, tokens, self.decoder.position, mask.query_positions)
-        return self.decoder(x, mask)
+        return self.run(
+            tokens, make_mask(causal, tokens.shape[1], padding_mask=real, device=tokens.device)
+        )
 
 
 def _lengths(source: Source, real: PaddingMask | None) -> Lengths:

@@ -14,23 +14,11 @@ from manyheads.config import Count, Probability
 from manyheads.errors import UserError
 from manyheads.models.base import Model
 from manyheads.nn.block import Architecture
-from manyheads.nn.layers import ACTIVATIONS, Activation, HeadConfig, Norm
+from manyheads.nn.layers import ACTIVATIONS, Activation, LMHead
 from manyheads.nn.shapes import Hidden, PaddingMask
 
 Vectors = Float[Tensor, "*n d"]
 HeadOutput = Float[Tensor, "b *n"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadSizes:
-    """Sizes of the encoder that a head is built for."""
-
-    dim: int
-    pooled_dim: int
-    embedded_dim: int
-    vocab_size: int | None
-    norm: Norm
-    dropout: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +31,6 @@ class Pooler:
 
     def width(self, dim: int) -> int:
         return self.dim or dim
-
-    def build(self, dim: int) -> nn.Module:
-        return PoolerLayer(self, dim)
 
 
 class PoolerLayer(nn.Module):
@@ -76,23 +61,21 @@ class Masked:
     tie: Annotated[Literal["all", "none"], "Output matrix: the token embedding, or its own"] = "all"
     kind: ClassVar[str] = "masked"
 
-    def build(self, sizes: HeadSizes) -> "MaskedHead":
-        return MaskedHead(self, sizes)
+    def build(self, config: Architecture, pooled_dim: int) -> "MaskedHead":
+        return MaskedHead(self, config)
 
 
 class MaskedHead(nn.Module):
     pooled = False
 
-    def __init__(self, config: Masked, sizes: HeadSizes) -> None:
+    def __init__(self, settings: Masked, config: Architecture) -> None:
         super().__init__()
-        if sizes.vocab_size is None:
-            raise UserError("model.head=masked needs a model with tokens: choose another head")
-        width = sizes.embedded_dim
-        self.project = nn.Linear(sizes.dim, width)
-        self.activation = ACTIVATIONS[config.activation]
-        self.norm = sizes.norm.build(width)
-        output = HeadConfig(bias="trained")
-        self.output = output.build(sizes.vocab_size, width, tied=config.tie == "all")
+        width = config.embed.width(config.dim)
+        self.project = nn.Linear(config.dim, width)
+        self.activation = ACTIVATIONS[settings.activation]
+        self.norm = config.norm.build(width)
+        tied = settings.tie == "all"
+        self.output = LMHead(config.vocabulary, width, tied=tied, bias="trained")
 
     def enter(self, hidden: Vectors) -> Float[Tensor, "*n e"]:
         """The input of the output matrix."""
@@ -120,8 +103,8 @@ class Classify(_Labelled):
 
     kind: ClassVar[str] = "classify"
 
-    def build(self, sizes: HeadSizes) -> "LabelHead":
-        return LabelHead(self, sizes.pooled_dim, sizes.dropout, pooled=True)
+    def build(self, config: Architecture, pooled_dim: int) -> "LabelHead":
+        return LabelHead(self, pooled_dim, config.dropout, pooled=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +113,8 @@ class Tag(_Labelled):
 
     kind: ClassVar[str] = "tag"
 
-    def build(self, sizes: HeadSizes) -> "LabelHead":
-        return LabelHead(self, sizes.dim, sizes.dropout, pooled=False)
+    def build(self, config: Architecture, pooled_dim: int) -> "LabelHead":
+        return LabelHead(self, config.dim, config.dropout, pooled=False)
 
 
 class LabelHead(nn.Module):
@@ -154,8 +137,8 @@ class Detect:
     activation: Annotated[Activation, "Activation of the projection"] = "gelu"
     kind: ClassVar[str] = "detect"
 
-    def build(self, sizes: HeadSizes) -> "DetectHead":
-        return DetectHead(self, sizes.dim)
+    def build(self, config: Architecture, pooled_dim: int) -> "DetectHead":
+        return DetectHead(self, config.dim)
 
 
 class DetectHead(nn.Module):
@@ -180,25 +163,13 @@ class EncoderWithHead(Model):
     head: nn.Module
 
     def build_head(
-        self,
-        config: Architecture,
-        head: EncoderHead | None,
-        pooler: Pooler | None,
-        vocab_size: int | None = None,
+        self, config: Architecture, head: EncoderHead | None, pooler: Pooler | None
     ) -> int:
         """Build pooler and head; returns the width of the pooled vector."""
         pooled_dim = pooler.width(config.dim) if pooler else config.dim
-        self.pooler = pooler.build(config.dim) if pooler else None
+        self.pooler = PoolerLayer(pooler, config.dim) if pooler else None
         if head is not None:
-            sizes = HeadSizes(
-                dim=config.dim,
-                pooled_dim=pooled_dim,
-                embedded_dim=config.embed.width(config.dim),
-                vocab_size=vocab_size,
-                norm=config.norm,
-                dropout=config.dropout,
-            )
-            self.head = head.build(sizes)
+            self.head = head.build(config, pooled_dim)
         return pooled_dim
 
     def pool(self, hidden: Hidden, real: PaddingMask | None = None) -> Float[Tensor, "b p"]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal
 
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from manyheads.nn.attend import AttentionFunctionConfig
 from manyheads.nn.attention import Cache, next_mask
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.experts import FeedForwardConfig
-from manyheads.nn.layers import Embedding, HeadConfig, LMHead
+from manyheads.nn.layers import HeadConfig, LMHead
 from manyheads.nn.masks import AttentionMask, causal, full, make_mask
 from manyheads.nn.positions import PositionConfig
 from manyheads.nn.shapes import Hidden, Logits, PaddingMask, Tokens
@@ -101,24 +101,16 @@ class EncoderOutput:
         return cls(states, mask)
 
 
-class Tables(Protocol):
-    """Settings with `shares_inputs`."""
-
-    @property
-    def shares_inputs(self) -> bool: ...
-
-
 class EncoderDecoderBase(Model):
     """P(target | source); logits[:, t] predict the token after target[:, t] (teacher forcing)."""
 
-    config: Tables
     tokens: nn.Embedding
     target_tokens: nn.Embedding  # only if the two embeddings differ
     head: LMHead
 
     @property
     def target_table(self) -> nn.Embedding:
-        return self.tokens if self.config.shares_inputs else self.target_tokens
+        return getattr(self, "target_tokens", self.tokens)
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
         """What the decoder needs of a source."""
@@ -148,7 +140,7 @@ class Seq2Seq(EncoderDecoderBase):
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
-        self.config: Seq2SeqConfig = config
+        self.config = config
         encoder, decoder = config.encoder.of(config), config.decoder.of(config)
         self.tokens = nn.Embedding(config.vocabulary, config.dim)
         self.encoder_embedding = config.embed.build(config.dim, encoder.dropout)
@@ -160,12 +152,6 @@ class Seq2Seq(EncoderDecoderBase):
         tied = config.tie in ("all", "target")
         self.head = config.output.build(config.target_vocabulary, config.dim, tied=tied)
         initialise(self, config.init, encoder.layers + decoder.layers)
-
-    def stacks(self) -> dict[str, Stack]:
-        return {"encoder": self.encoder, "decoder": self.decoder}
-
-    def embeddings(self) -> dict[str, Embedding]:
-        return {"encoder": self.encoder_embedding, "decoder": self.decoder_embedding}
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
         length = source.shape[1]

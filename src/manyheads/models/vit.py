@@ -1,20 +1,20 @@
 """The Vision Transformer: an image is a sequence of patches (ViT)."""
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from einops import rearrange, repeat
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from manyheads.config import Count, NonNegative, Positive
 from manyheads.errors import UserError
 from manyheads.models.heads import Classify, EncoderWithHead, HeadOutput, Pooler, mean_of
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.grid_positions import Sinusoidal2d, resize_learned
 from manyheads.nn.masks import full, make_mask
-from manyheads.nn.positions import Learned, PositionConfig
+from manyheads.nn.positions import Learned, PositionConfig, Sinusoidal2d
 from manyheads.nn.shapes import Hidden
 
 Images = Float[Tensor, "b channels height width"]
@@ -115,15 +115,6 @@ class Patches(nn.Module):
         return torch.cat([first, patches], dim=1)
 
 
-@runtime_checkable
-class ImageClassifier(Protocol):
-    """A `Vit`, or another runtime of it (ONNX)."""
-
-    config: VitConfig
-
-    def __call__(self, images: Images) -> HeadOutput: ...
-
-
 class Vit(EncoderWithHead):
     """Gives the logits of the classes, or hidden states without a head."""
 
@@ -136,9 +127,6 @@ class Vit(EncoderWithHead):
         self.encoder = Stack(replace(config, max_length=config.positions), causal=False)
         self.build_head(config, config.head, config.pooler)
         initialise(self, config.init, config.layers)
-
-    def stacks(self) -> dict[str, Stack]:
-        return {"encoder": self.encoder}
 
     def hidden(self, images: Images) -> Hidden:
         size = self.config.image_size
@@ -162,6 +150,17 @@ class Vit(EncoderWithHead):
 
     def forward(self, images: Images) -> HeadOutput:
         return self.head_output(self.hidden(images))
+
+
+def resize_learned(table: Float[Tensor, "n d"], old: int, new: int) -> Float[Tensor, "_ d"]:
+    """Learned vectors of a grid of old × old patches for one of new × new, by bicubic resampling.
+
+    Rows of the table before the patches stay unchanged.
+    """
+    before, grid = table[: len(table) - old**2], table[len(table) - old**2 :]
+    image = rearrange(grid, "(row column) d -> 1 d row column", row=old)
+    resized = F.interpolate(image, size=(new, new), mode="bicubic", align_corners=False)
+    return torch.cat([before, rearrange(resized, "1 d row column -> (row column) d")])
 
 
 def resize_weights(tensors: Weights, old: VitConfig, new: VitConfig) -> Weights:

@@ -17,11 +17,9 @@ from manyheads.nn.attention import (
     check_combination,
 )
 from manyheads.nn.compressed import MemoryCompressed
-from manyheads.nn.flex import Flex
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.local import Local, Longformer
 from manyheads.nn.masks import AttentionMask, Causal, Full, Rule, full
-from manyheads.nn.packed import Packed
 from manyheads.nn.performer import Performer
 from manyheads.nn.positions import Position, PositionConfig, PositionSizes
 from manyheads.nn.scores import InnerScore, ScaledDot, Score, ScoreConfig
@@ -29,16 +27,7 @@ from manyheads.nn.shapes import HeadOutput, Keys, PaddingMask, Queries, Values, 
 from manyheads.nn.tiled import Tiled
 
 AttentionFunctionConfig = (
-    Dense
-    | Fused
-    | Tiled
-    | Flex
-    | Packed
-    | Local
-    | Longformer
-    | MemoryCompressed
-    | Linformer
-    | Performer
+    Dense | Fused | Tiled | Local | Longformer | MemoryCompressed | Linformer | Performer
 )
 
 

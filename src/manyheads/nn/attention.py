@@ -4,9 +4,9 @@
     MultiHead(X) = Concat(head_1, …, head_h) W^O,  head_i = Attention(X W_i^Q, X W_i^K, X W_i^V)
 
 An attention implementation (`AttentionFunction`) computes the first line from `AttentionInputs`.
-`Dense` writes it out and `Fused` calls a fused kernel. The others are in nn/tiled.py, nn/packed.py
-and nn/flex.py (exact), and in nn/local.py, nn/linformer.py, nn/performer.py and nn/compressed.py
-(approximations). `SelfAttention` and `CrossAttention` project to heads and back.
+`Dense` writes it out and `Fused` calls a fused kernel. The others are in nn/tiled.py (exact), and
+in nn/local.py, nn/linformer.py, nn/performer.py and nn/compressed.py (approximations).
+`SelfAttention` and `CrossAttention` project to heads and back.
 """
 
 from collections.abc import Callable
@@ -111,7 +111,7 @@ def dense_weights(
 
 
 class ExactAttention:
-    """Base of exact softmax attention without weights of its own; it is its own settings."""
+    """Base of softmax attention without weights of its own; it is its own settings."""
 
     exact: ClassVar[bool] = True
 
@@ -144,6 +144,7 @@ class Fused(ExactAttention):
     """Fused kernels that never hold the weights; `ops.attention` selects the fastest."""
 
     kind: ClassVar[str] = "fused"
+    OLD_KINDS: ClassVar[tuple[str, ...]] = ("flex", "packed")
 
     def check(self, score: Score, position: Position) -> None:
         if not isinstance(score, InnerScore):
@@ -184,6 +185,15 @@ def exact_attention(score: Score, position: Position) -> Dense | Fused:
     except UserError:
         return Dense()
     return Fused()
+
+
+def check_rule(kind: str, rule: Rule, *known: type[Rule]) -> None:
+    """Refuse a mask rule that an approximation does not have."""
+    if not isinstance(rule, known):
+        raise UserError(
+            f"model.attention={kind} has no mask rule {type(rule).__name__}: set "
+            "model.attention=fused"
+        )
 
 
 def check_combination(function: AttentionFunction, score: Score, position: Position) -> None:
@@ -238,6 +248,26 @@ class Cache(Protocol):
     ) -> KeysAndValues:
         """Keys and values of the encoder output, computed once."""
         ...
+
+
+States = tuple[Tensor, ...]  # each [layers or positions, rows, width]
+
+
+@runtime_checkable
+class StateCache(Cache, Protocol):
+    """A cache that also keeps the newest states of recurrent and convolutional modules.
+
+    Rows are hypotheses. A model that uses no mask passes the number of its positions to `advance`.
+    """
+
+    @property
+    def length(self) -> int: ...
+
+    def state(self, module: nn.Module) -> States | None:
+        """The states after the last position; None before the first."""
+        ...
+
+    def set_state(self, module: nn.Module, states: States) -> None: ...
 
 
 def next_mask(

@@ -26,6 +26,7 @@ from manyheads.nn.attention import (
     AttentionFunction,
     AttentionInputs,
     AttentionSizes,
+    check_rule,
     dense_weights,
     exact_attention,
 )
@@ -78,11 +79,7 @@ class CompressedAttention(nn.Module):
 
     def _block_mask(self, mask: AttentionMask, k: Tensor) -> AttentionMask:
         """The mask over blocks; a block is padding if all its positions are."""
-        if not isinstance(mask.rule, Full | Causal):
-            raise UserError(
-                f"memory-compressed attention has no mask rule {mask.rule.kind} (packed documents "
-                "need one): set another model.attention, or do not pack texts"
-            )
+        check_rule("memory-compressed", mask.rule, Full, Causal)
         # The mask of a single cached step is full, but its last block may be incomplete.
         rule = causal if self.causal else mask.rule
         blocks = math.ceil(k.shape[2] / self.stride)

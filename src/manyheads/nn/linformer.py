@@ -1,14 +1,14 @@
 """Linformer: keys and values of all positions are first projected to `rank` of them.
 
-    softmax(score(Q, E K)) F V,  E and F: rank × max_length
+    softmax(score(Q, E K)) E V,  E: rank × max_length
 
 So a query is scored with `rank` keys however long the text is. A projected key has no position:
-so it cannot be causal, and positions inside attention are impossible.
-(Wang et al. 2020, Linformer: Self-Attention with Linear Complexity.)
+so it cannot be causal, and positions inside attention are impossible. Keys and values of all heads
+share E (key-value sharing of Wang et al. 2020, Linformer: Self-Attention with Linear Complexity).
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from einops import einsum, rearrange
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from manyheads.config import Count
 from manyheads.errors import UserError
-from manyheads.nn.attention import AttentionInputs, AttentionSizes
+from manyheads.nn.attention import AttentionInputs, AttentionSizes, check_rule
 from manyheads.nn.masks import AttentionMask, Full
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
@@ -33,12 +33,9 @@ class Linformer:
     """Keys and values projected to `rank` positions; for encoders."""
 
     rank: Annotated[Count, "Projected positions"] = 256
-    share: Annotated[
-        Literal["all", "heads", "none"],
-        "all: one projection; heads: one for keys, one for values; none: two for each kv head",
-    ] = "all"
     kind: ClassVar[str] = "linformer"
     exact: ClassVar[bool] = False
+    REMOVED: ClassVar[dict[str, tuple[object, ...]]] = {"share": ("all",)}
 
     def build(self, sizes: AttentionSizes) -> "LinformerAttention":
         encoder = (
@@ -55,30 +52,23 @@ class Linformer:
                 f"attention.rank={self.rank} exceeds model.max_length={sizes.max_length}: lower "
                 f"it, and use linformer for the encoder of an encoder–decoder only ({encoder})"
             )
-        return LinformerAttention(self, sizes)
+        return LinformerAttention(self.rank, sizes)
 
 
 class LinformerAttention(nn.Module):
-    """softmax(score(Q, E K)) F V with trained E and F, initially N(0, 1/rank).
+    """softmax(score(Q, E K)) E V with a trained E, initially N(0, 1/rank).
 
     That is the distribution under which the paper's theorem proves the approximation.
     """
 
     initialises_itself = True
 
-    def __init__(self, settings: Linformer, sizes: AttentionSizes) -> None:
+    def __init__(self, rank: int, sizes: AttentionSizes) -> None:
         super().__init__()
-        self.rank, self.max_length = settings.rank, sizes.max_length
+        self.rank, self.max_length = rank, sizes.max_length
         self.channels = sizes.kv_heads * (sizes.key_dim + sizes.head_dim)
-        groups = [sizes.kv_heads] if settings.share == "none" else []
-        shape = [*groups, self.rank, self.max_length]
-        self.keys = nn.Parameter(torch.empty(shape))
-        nn.init.normal_(self.keys, std=self.rank**-0.5)
-        # None if keys and values share a matrix, which would be saved twice under two names.
-        self.values = None
-        if settings.share != "all":
-            self.values = nn.Parameter(torch.empty(shape))
-            nn.init.normal_(self.values, std=self.rank**-0.5)
+        self.keys = nn.Parameter(torch.empty(rank, self.max_length))  # E, also of the values
+        nn.init.normal_(self.keys, std=rank**-0.5)
 
     def check(self, score: Score, position: Position) -> None:
         if not position.is_absolute:
@@ -90,32 +80,24 @@ class LinformerAttention(nn.Module):
     def weights(self, inputs: AttentionInputs) -> RankWeights:
         """softmax(score(q, E k)), over the projected keys."""
         mask, length = inputs.mask, inputs.k.shape[2]
-        if not isinstance(mask.rule, Full):
-            raise UserError(
-                f"model.attention=linformer has no mask rule {mask.rule.kind}: set "
-                "model.attention=fused"
-            )
+        check_rule("linformer", mask.rule, Full)
         if length > self.max_length:
             raise UserError(
                 f"{length} positions, but linformer projects {self.max_length}: shorten the "
                 "text, or train with a larger model.max_length"
             )
-        keys = self._project(inputs.k, self.keys, mask)
-        return inputs.score(inputs.q, share_heads(keys, inputs.q.shape[1])).softmax(-1)
+        keys = share_heads(self._project(inputs.k, mask), inputs.q.shape[1])
+        return inputs.score(inputs.q, keys).softmax(-1)
 
     def forward(self, inputs: AttentionInputs) -> HeadOutput:
         weights = F.dropout(self.weights(inputs), inputs.dropout)
-        matrix = self.keys if self.values is None else self.values
-        values = share_heads(self._project(inputs.v, matrix, inputs.mask), inputs.q.shape[1])
+        values = share_heads(self._project(inputs.v, inputs.mask), inputs.q.shape[1])
         return einsum(weights, values, "b h t r, b h r c -> b h t c")
 
     def _project(
-        self, x: Float[Tensor, "b g s c"], matrix: Tensor, mask: AttentionMask
+        self, x: Float[Tensor, "b g s c"], mask: AttentionMask
     ) -> Float[Tensor, "b g r c"]:
         """E x over the positions of the text; padding counts as zero."""
         if mask.padding_mask is not None:
             x = x.masked_fill(~rearrange(mask.padding_mask, "b s -> b 1 s 1"), 0.0)
-        matrix = matrix[..., : x.shape[2]]
-        if matrix.ndim == 2:
-            return einsum(matrix, x, "r s, b g s c -> b g r c")
-        return einsum(matrix, x, "g r s, b g s c -> b g r c")
+        return einsum(self.keys[:, : x.shape[2]], x, "r s, b g s c -> b g r c")

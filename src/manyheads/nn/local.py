@@ -7,7 +7,7 @@ Rules, scores and positions get the positions of the original row.
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, ClassVar
 
 import torch
 from einops import rearrange, repeat
@@ -16,13 +16,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.config import Count, Natural
-from manyheads.nn.attention import AttentionInputs, AttentionSizes, dense_weights, exact_attention
-from manyheads.nn.masks import AttentionMask, Both, Either, Globals, Rule, SameBlock, Window
-from manyheads.nn.positions import Position
-from manyheads.nn.scores import Score
+from manyheads.nn.attention import AttentionInputs, ExactAttention, check_rule, exact_attention
+from manyheads.nn.masks import (
+    AttentionMask,
+    Both,
+    Causal,
+    Either,
+    Full,
+    Globals,
+    Rule,
+    SameBlock,
+    Window,
+)
 from manyheads.nn.shapes import HeadOutput, Weights
-
-N = TypeVar("N", bound="LocalAttention")
 
 MIN_BLOCK = 32  # blocks as small as a small window would be too many to be fast
 
@@ -72,15 +78,11 @@ class Blocking:
         )
 
 
-class LocalAttention:
-    """Softmax attention over the keys that both the mask rule and a pattern allow.
-
-    It has no weights and is its own settings.
-    """
+class LocalAttention(ExactAttention):
+    """Softmax attention over the keys that both the mask rule and a pattern allow."""
 
     exact: ClassVar[bool] = False
     kind: ClassVar[str]
-    measure: ClassVar[str]  # the setting that `reach` depends on
 
     @property
     def pattern(self) -> Rule:
@@ -95,23 +97,22 @@ class LocalAttention:
         """Blocks of queries with all keys that the pattern allows for them."""
         raise NotImplementedError
 
-    def build(self: N, sizes: AttentionSizes) -> N:
-        return self
-
-    def check(self, score: Score, position: Position) -> None:
-        """Every score and position: blocks that no kernel takes are computed by `dense`."""
-
-    def weights(self, inputs: AttentionInputs) -> Weights:
+    def _under_pattern(self, inputs: AttentionInputs) -> AttentionInputs:
+        """The same attention with the pattern as a part of the mask rule."""
         mask = inputs.mask
         rule = Both(mask.rule, self.pattern)
         mask = AttentionMask(rule, mask.query_positions, mask.key_positions, mask.padding_mask)
-        return dense_weights(inputs.q, inputs.k, mask, inputs.score, inputs.position)
+        return replace(inputs, mask=mask)
+
+    def weights(self, inputs: AttentionInputs) -> Weights:
+        return super().weights(self._under_pattern(inputs))
 
     def __call__(self, inputs: AttentionInputs) -> HeadOutput:
         attend = exact_attention(inputs.score, inputs.position)
         (batch, _, length, _), mask = inputs.q.shape, inputs.mask
-        if not mask.square:
-            return attend(_reachable(inputs, self.pattern))
+        check_rule(self.kind, mask.rule, Full, Causal)
+        if not mask.square:  # a cached step or chunk
+            return attend(self._under_pattern(inputs))
         if length <= self.reach:
             return attend(inputs)
         blocking = self.blocking(mask.rule)
@@ -121,16 +122,8 @@ class LocalAttention:
             return out
         # Global tokens attend beyond their block, to all keys that the rule allows.
         rows = slice(blocking.first)
-        columns = rows if mask.rule.is_causal else slice(None)
-        first = attend(
-            replace(
-                inputs,
-                q=inputs.q[:, :, rows],
-                k=inputs.k[:, :, columns],
-                v=inputs.v[:, :, columns],
-                mask=mask.block(rows, columns),
-            )
-        )
+        mask = mask.block(rows, slice(None))
+        first = attend(replace(inputs, q=inputs.q[:, :, rows], mask=mask))
         return torch.cat([first, out[:, :, blocking.first :]], dim=2)
 
     def _split(self, inputs: AttentionInputs, blocking: Blocking) -> AttentionInputs:
@@ -143,7 +136,7 @@ class LocalAttention:
         if mask.padding_mask is not None:
             counts = counts & mask.padding_mask[:, key_positions]
         padding_mask: Tensor | None = rearrange(counts, "b m w -> (b m) w")
-        rule = mask.rule.for_rows(blocking.blocks(length))
+        rule = mask.rule
         if blocking != of_queries:
             rule = Both(rule, self.pattern)
         elif mask.padding_mask is None and length % blocking.block == 0:
@@ -158,28 +151,12 @@ class LocalAttention:
         return replace(inputs, q=q, k=k, v=v, mask=split_mask)
 
 
-def _reachable(inputs: AttentionInputs, pattern: Rule) -> AttentionInputs:
-    """Only the keys of a cached step or chunk that the pattern allows for any of its queries."""
-    mask = inputs.mask
-    ends = torch.stack([mask.query_positions.min(), mask.query_positions.max()])
-    near = pattern(
-        rearrange(ends, "t -> 1 t 1"), rearrange(mask.key_positions, "b s -> b 1 s")
-    ).any(1)
-    between = (mask.key_positions >= ends[0]) & (mask.key_positions <= ends[1])
-    index = (near | between).any(0).nonzero()[:, 0]
-    padding_mask = None if mask.padding_mask is None else mask.padding_mask[:, index]
-    rule, key_positions = Both(mask.rule, pattern), mask.key_positions[:, index]
-    mask = AttentionMask(rule, mask.query_positions, key_positions, padding_mask)
-    return replace(inputs, k=inputs.k[:, :, index], v=inputs.v[:, :, index], mask=mask)
-
-
 @dataclass(frozen=True)
 class Local(LocalAttention):
     """Blocks of positions, each of which attends within itself (Liu et al. 2018)."""
 
     size: Annotated[Count, "Positions of a block"] = 256
     kind: ClassVar[str] = "local"
-    measure: ClassVar[str] = "size"
 
     @property
     def pattern(self) -> Rule:
@@ -200,7 +177,6 @@ class Longformer(LocalAttention):
     window: Annotated[Count, "Positions to either side that a query attends to"] = 256
     globals: Annotated[Natural, "First positions that attend to all and all attend to"] = 0
     kind: ClassVar[str] = "longformer"
-    measure: ClassVar[str] = "window"
 
     @property
     def pattern(self) -> Rule:
@@ -210,11 +186,6 @@ class Longformer(LocalAttention):
     @property
     def reach(self) -> int:
         return self.window + 1
-
-    @property
-    def separates_documents(self) -> bool:
-        """True if packed documents do not affect each other; global tokens are of the row."""
-        return not self.globals
 
     def blocking(self, rule: Rule) -> Blocking:
         after = 0 if rule.is_causal else self.window

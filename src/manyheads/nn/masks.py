@@ -5,7 +5,7 @@ It is defined on positions, not on matrix indices, so that one rule serves a ful
 and a cached step.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -14,7 +14,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.errors import check_at_least
 from manyheads.nn.shapes import KeyPositions, PaddingMask, Positions
 
 QueryAxis = Int[Tensor, "#b t 1"]
@@ -26,16 +25,10 @@ ALIGNMENT = 8  # elements: GPU kernels read rows of a mask that start at a multi
 class Rule:
     """A predicate over (query position i, key position j). Subclasses are frozen dataclasses."""
 
-    kind: ClassVar[str]
-
     @property
     def is_causal(self) -> bool:
         """True if no query ever attends to a later key."""
         return False
-
-    def for_rows(self, repeats: int) -> "Rule":
-        """The same rule after each row is split into `repeats` rows, one after another."""
-        return self
 
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         raise NotImplementedError
@@ -69,39 +62,17 @@ class Causal(Rule):
 class Window(Rule):
     """|i − j| ≤ size."""
 
-    size: int = 64
-    kind: ClassVar[str] = "window"
-
-    def __post_init__(self) -> None:
-        check_at_least("window size", self.size, 0)
+    size: int
 
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         return (queries - keys).abs() <= self.size
 
 
 @dataclass(frozen=True)
-class Prefix(Rule):
-    """j ≤ i or j < length: the prefix attends in both directions, the rest is causal."""
-
-    length: int = 0
-    kind: ClassVar[str] = "prefix"
-
-    def __post_init__(self) -> None:
-        check_at_least("prefix length", self.length, 0)
-
-    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
-        return (keys <= queries) | (keys < self.length)
-
-
-@dataclass(frozen=True)
 class Globals(Rule):
     """i < count or j < count: pairs with a global token (Longformer)."""
 
-    count: int = 1
-    kind: ClassVar[str] = "globals"
-
-    def __post_init__(self) -> None:
-        check_at_least("globals count", self.count, 0)
+    count: int
 
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         return (queries < self.count) | (keys < self.count)
@@ -111,11 +82,7 @@ class Globals(Rule):
 class SameBlock(Rule):
     """⌊i / size⌋ = ⌊j / size⌋."""
 
-    size: int = 64
-    kind: ClassVar[str] = "same-block"
-
-    def __post_init__(self) -> None:
-        check_at_least("same-block size", self.size, 1)
+    size: int
 
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         return queries // self.size == keys // self.size
@@ -123,28 +90,17 @@ class SameBlock(Rule):
 
 @dataclass(frozen=True, eq=False)
 class SameDocument(Rule):
-    """In a packed row, a position attends to its own document; `documents` numbers them.
-
-    Positions may come in `repeats` rows for each row of documents.
-    """
+    """In a packed row, a position attends to its own document; `documents` numbers them."""
 
     documents: Int[Tensor, "b n"]
-    repeats: int = 1
-    kind: ClassVar[str] = "same-document"
-
-    def for_rows(self, repeats: int) -> Rule:
-        return replace(self, repeats=self.repeats * repeats)
 
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         of_queries, of_keys = self._at(queries[..., 0]), self._at(keys[:, 0])
         return rearrange(of_queries, "b t -> b t 1") == rearrange(of_keys, "b s -> b 1 s")
 
     def _at(self, positions: Positions) -> Positions:
-        """The documents at these positions, without copying rows of documents."""
-        index = rearrange(positions, "(b r) t -> b (r t)", r=self.repeats)
-        rows = max(index.shape[0], self.documents.shape[0])
-        documents = self.documents.expand(rows, -1).gather(1, index.expand(rows, -1))
-        return rearrange(documents, "b (r t) -> (b r) t", r=self.repeats)
+        """The documents at these positions."""
+        return self.documents.gather(1, positions.expand(len(self.documents), -1))
 
     def positions(self) -> Int[Tensor, "b n"]:
         """The position of each token in its own document, counted from 0."""
@@ -155,38 +111,28 @@ class SameDocument(Rule):
 
 
 @dataclass(frozen=True)
-class Both(Rule):
-    """True where both rules are True."""
-
+class _Pair(Rule):
     first: Rule
     second: Rule
-    kind: ClassVar[str] = "both"
+
+
+class Both(_Pair):
+    """True where both rules are True."""
 
     @property
     def is_causal(self) -> bool:
         return self.first.is_causal or self.second.is_causal
 
-    def for_rows(self, repeats: int) -> Rule:
-        return Both(self.first.for_rows(repeats), self.second.for_rows(repeats))
-
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         return self.first(queries, keys) & self.second(queries, keys)
 
 
-@dataclass(frozen=True)
-class Either(Rule):
+class Either(_Pair):
     """True where one of two rules is True."""
-
-    first: Rule
-    second: Rule
-    kind: ClassVar[str] = "either"
 
     @property
     def is_causal(self) -> bool:
         return self.first.is_causal and self.second.is_causal
-
-    def for_rows(self, repeats: int) -> Rule:
-        return Either(self.first.for_rows(repeats), self.second.for_rows(repeats))
 
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         return self.first(queries, keys) | self.second(queries, keys)
@@ -194,10 +140,6 @@ class Either(Rule):
 
 full = Full()
 causal = Causal()
-window = Window
-prefix = Prefix
-both = Both
-either = Either
 
 
 @dataclass(eq=False)

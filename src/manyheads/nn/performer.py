@@ -12,13 +12,13 @@ overflow and underflow, with a_i and b_j the exponents of φ(q_i) and φ(k_j),
 
     e^(−r_i) φ(q_i)ᵀ φ(k_j) = Σ e^(a_i + p − r_i) e^(b_j − p),  r_i = max(a_i + p)
 
-for any shift p of each feature: r_i cancels in the quotient, and p in each pair. If p is the
-highest exponent of the keys of a query, both factors are at most 1 and one product is 1.
+for any shift p of each feature: r_i cancels in the quotient, and p in each pair. p is the highest
+exponent of the keys that all queries attend to, or at most `MARGIN` below the highest of all.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from einops import einsum, rearrange
@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from manyheads import ops
 from manyheads.config import Count
 from manyheads.errors import UserError
-from manyheads.nn.attention import AttentionInputs, AttentionSizes
+from manyheads.nn.attention import AttentionInputs, AttentionSizes, check_rule
 from manyheads.nn.masks import AttentionMask, Causal, Full
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import InnerScore, Score
@@ -37,18 +37,15 @@ from manyheads.nn.shapes import HeadOutput, Weights
 from manyheads.ops import share_heads
 
 Projection = Float[Tensor, "m c"]
-QueryExponents = Float[Tensor, "*n i m"]
-KeyExponents = Float[Tensor, "*n j m"]
+Exponents = Float[Tensor, "*n j m"]
 Shift = Float[Tensor, "*n 1 m"]  # p
-RowMax = Float[Tensor, "*n i 1"]  # r
-Sums = tuple[Float[Tensor, "*n i c"], RowMax]  # e^(−r_i) Σ_j φ(q_i)ᵀφ(k_j) v_j, and r_i
-States = Float[Tensor, "b h n m c"]  # of chunk n: Σ_j e^(b_j − p) v_j
-Draw = Literal["orthogonal", "independent"]
 
+CHUNK = 128  # positions of a causal chunk, inside which pairs are computed
 # Exponents of float32: e^±60 leaves a margin for sums of many, and for terms e^−27 times smaller.
 MARGIN = 60.0
 # The highest exponent of no key: below all others, and unlike −∞ it can be subtracted.
 LOWEST = -1e30
+SMALLEST = 1e-30  # sums of weights below it have lost their precision, and would overflow gradients
 
 
 def exponents(x: Float[Tensor, "*n c"], projection: Projection) -> Float[Tensor, "*n m"]:
@@ -56,15 +53,13 @@ def exponents(x: Float[Tensor, "*n c"], projection: Projection) -> Float[Tensor,
     return x @ projection.T - x.square().sum(-1, keepdim=True) / 2
 
 
-def draw_projection(features: int, channels: int, draw: Draw) -> Projection:
+def draw_projection(features: int, channels: int) -> Projection:
     """The ω, each distributed as N(0, I), from the global generator of the CPU.
 
-    Orthogonal ones are orthogonal in blocks of as many as there are channels: the directions of a
-    block are the rows of a uniformly random rotation, the lengths those of other Gaussians.
+    They are orthogonal in blocks of as many as there are channels: the directions of a block are
+    the rows of a uniformly random rotation, the lengths those of other Gaussians.
     """
     gaussian = torch.randn(features, channels, dtype=torch.float32, device="cpu")
-    if draw == "independent":
-        return gaussian
     blocks = math.ceil(features / channels)
     square = torch.randn(blocks, channels, channels, dtype=torch.float32, device="cpu")
     rotation, upper = torch.linalg.qr(square)
@@ -80,15 +75,16 @@ class Performer:
     """Softmax attention estimated from positive random features."""
 
     features: Annotated[Count, "Random features"] = 256
-    redraw: Annotated[Count | None, "Training passes between new features; none: never"] = None
-    draw: Annotated[Draw, "Distribution of the features"] = "orthogonal"
-    chunk: Annotated[Count, "Positions of a causal chunk; changes speed only"] = 128
     kind: ClassVar[str] = "performer"
     exact: ClassVar[bool] = False
+    REMOVED: ClassVar[dict[str, tuple[object, ...]]] = {
+        "draw": ("orthogonal",),
+        "chunk": (CHUNK,),
+    }
 
     def build(self, sizes: AttentionSizes) -> "PerformerAttention":
         _refuse_dropout(sizes.dropout)
-        return PerformerAttention(self, sizes)
+        return PerformerAttention(self.features, sizes)
 
 
 def _refuse_dropout(dropout: float) -> None:
@@ -103,23 +99,12 @@ class PerformerAttention(nn.Module):
     """φ(Q) (φ(K)ᵀ V) / φ(Q) (φ(K)ᵀ 1); the features are saved with the weights."""
 
     projection: Tensor
-    calls: Tensor
 
-    def __init__(self, settings: Performer, sizes: AttentionSizes) -> None:
+    def __init__(self, features: int, sizes: AttentionSizes) -> None:
         super().__init__()
-        self.settings, self.sizes = settings, sizes
-        self.has_host_sync = settings.redraw is not None  # reads the number of calls
-        empty = torch.empty(settings.features, sizes.head_dim, dtype=torch.float32)
-        self.register_buffer("projection", empty)
-        if settings.redraw is not None:
-            self.register_buffer("calls", torch.zeros((), dtype=torch.long))
-        self.draw()
-
-    def draw(self) -> None:
-        """New features, in a new tensor: a backward pass may still need the old one."""
-        features, channels = self.projection.shape
-        projection = draw_projection(features, channels, self.settings.draw)
-        self.projection = projection.to(self.projection)
+        self.sizes = sizes
+        projection = draw_projection(features, sizes.head_dim)
+        self.register_buffer("projection", projection.to(torch.get_default_device()))
 
     def check(self, score: Score, position: Position) -> None:
         if type(score) is not InnerScore:
@@ -149,26 +134,20 @@ class PerformerAttention(nn.Module):
             if isinstance(mask.rule, Full):
                 p = _highest(keys)
                 state = einsum((keys - p).exp(), values, "b h s m, b h s c -> b h m c")
-                sums, _ = _query_state(queries, p, state)
+                sums = einsum(_query_features(queries, p), state, "b h t m, b h m c -> b h t c")
             elif mask.square:
-                sums = _causal(queries, keys, values, self.settings.chunk)
+                sums = _causal(queries, keys, values)
             else:
                 kernel = _masked_kernel(queries, keys, mask)
                 sums = einsum(kernel, values, "b h t s, b h s c -> b h t c")
-            out = _divide(sums[..., :-1], sums[..., -1:]).to(q.dtype)
-        self._count_call()
-        return out
+            return _divide(sums[..., :-1], sums[..., -1:]).to(q.dtype)
 
     def _exponents(
         self, inputs: AttentionInputs
     ) -> tuple[Float[Tensor, "b h t m"], Float[Tensor, "b h s m"]]:
         """The logarithms of √m φ(q) and √m φ(k), −∞ for padding."""
         q, k, mask, score = inputs.q, inputs.k, inputs.mask, inputs.score
-        if not isinstance(mask.rule, Full | Causal):
-            raise UserError(
-                f"model.attention=performer has no mask rule {mask.rule.kind}: set "
-                "model.attention=fused"
-            )
+        check_rule("performer", mask.rule, Full, Causal)
         assert isinstance(score, InnerScore)
         dtype = torch.promote_types(q.dtype, torch.float32)
         root, projection = math.sqrt(abs(score.scale)), self.projection.to(dtype)
@@ -178,42 +157,25 @@ class PerformerAttention(nn.Module):
             keys = keys.masked_fill(~rearrange(mask.padding_mask, "b s -> b 1 s 1"), -torch.inf)
         return queries, share_heads(keys, q.shape[1])
 
-    def _count_call(self) -> None:
-        """After `redraw` training passes the next one has new features."""
-        if self.training and self.settings.redraw is not None:
-            self.calls += 1
-            if int(self.calls) % self.settings.redraw == 0:
-                self.draw()
 
-
-def _highest(keys: KeyExponents) -> Shift:
+def _highest(keys: Exponents) -> Shift:
     """The highest exponent of each feature. It cancels, so it needs no gradient."""
     return keys.detach().amax(-2, keepdim=True).clamp(min=LOWEST)
 
 
-def _common_shift(keys: KeyExponents, before: Shift) -> tuple[Shift, bool]:
-    """A p for queries that all attend to `before` and some to these keys; False if none fits all.
-
-    It fits if keys of only some queries are not too far above the keys of each query.
-    """
-    keys = keys.detach()
+def _common_shift(keys: Exponents, before: Shift) -> Shift:
+    """p for queries that all attend to keys with the maximum `before`, and some to these keys."""
     highest = torch.maximum(_highest(keys), before)
+    keys = keys.detach()
     least = torch.where(keys == -torch.inf, torch.inf, keys).amin(-2, keepdim=True)
     lowest = torch.minimum(torch.maximum(least, before), highest)
-    return torch.maximum(lowest, highest - MARGIN), bool((highest - lowest <= 2 * MARGIN).all())
+    return torch.maximum(lowest, highest - MARGIN)
 
 
-def _query_features(queries: QueryExponents, p: Shift) -> tuple[QueryExponents, RowMax]:
-    """e^(a_i + p − r_i), and r_i."""
+def _query_features(queries: Exponents, p: Shift) -> Exponents:
+    """e^(a_i + p − r_i)."""
     queries = queries + p
-    r = queries.detach().amax(-1, keepdim=True)
-    return (queries - r).exp(), r
-
-
-def _query_state(queries: QueryExponents, p: Shift, state: Float[Tensor, "*n m c"]) -> Sums:
-    """The sums of queries over a state Σ_j e^(b_j − p) v_j."""
-    features, r = _query_features(queries, p)
-    return einsum(features, state, "... t m, ... m c -> ... t c"), r
+    return (queries - queries.detach().amax(-1, keepdim=True)).exp()
 
 
 def _masked_kernel(
@@ -224,57 +186,35 @@ def _masked_kernel(
     if allowed is None:
         allowed = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=keys.device)
     by_all = rearrange(allowed.all(2), "b 1 s -> b 1 s 1")
-    p, fits = _common_shift(keys, _highest(torch.where(by_all, keys, -torch.inf)))
-    if fits:
-        features, _ = _query_features(queries, p)
-        kernel = einsum(features, (keys - p).exp(), "b h t m, b h s m -> b h t s")
-        return kernel.masked_fill(~allowed, 0.0)
-
-    def exponent(feature: int) -> Weights:
-        a, b = queries[..., feature], keys[..., feature]
-        sums = rearrange(a, "b h t -> b h t 1") + rearrange(b, "b h s -> b h 1 s")
-        return sums.masked_fill(~allowed, -torch.inf)
-
-    # No common p: feature by feature, with the exponent of each pair.
-    r = torch.full_like(queries[..., :1], LOWEST)
-    for feature in range(queries.shape[-1]):
-        r = torch.maximum(r, exponent(feature).detach().amax(-1, keepdim=True))
-    kernel = (exponent(0) - r).exp()
-    for feature in range(1, queries.shape[-1]):
-        kernel = kernel + (exponent(feature) - r).exp()
-    return kernel
+    p = _common_shift(keys, _highest(torch.where(by_all, keys, -torch.inf)))
+    features = _query_features(queries, p)
+    kernel = einsum(features, (keys - p).exp(), "b h t m, b h s m -> b h t s")
+    return kernel.masked_fill(~allowed, 0.0)
 
 
 def _causal(
     queries: Float[Tensor, "b h t m"],
     keys: Float[Tensor, "b h s m"],
     values: Float[Tensor, "b h s c"],
-    chunk: int,
 ) -> HeadOutput:
     """Σ_{j≤i} φ(q_i)ᵀφ(k_j) v_j up to a factor for each query.
 
-    Pair by pair inside a chunk, and all chunks before it by their state. Later keys change p by
-    at most the margin, so they take no precision from a query's own past.
+    Pair by pair inside a chunk, and all chunks before it by their state Σ_j e^(b_j − p) v_j.
     """
     length = queries.shape[2]
-    chunk = min(chunk, length)
+    chunk = min(CHUNK, length)
     padding = (0, 0, 0, -length % chunk)
     queries, values = (_chunks(F.pad(x, padding), chunk) for x in (queries, values))
     keys = _chunks(F.pad(keys, padding, value=-torch.inf), chunk)
     highest = _highest(keys).cummax(2).values
     before = F.pad(highest[:, :, :-1], (0, 0, 0, 0, 1, 0), value=LOWEST)
-    p, fits = _common_shift(keys, before)
-    features = (keys - p).exp()
+    p = _common_shift(keys, before)
+    features, of_queries = (keys - p).exp(), _query_features(queries, p)
+    near = einsum(of_queries, features, "b h n i m, b h n j m -> b h n i j").tril()
+    sums = einsum(near, values, "b h n i j, b h n j c -> b h n i c")
     states = einsum(features, values, "b h n l m, b h n l c -> b h n m c")
-    past = _past_states(states, *(rearrange(x, "b h n 1 m -> b h n m 1") for x in (p, before)))
-    if fits:
-        of_queries, _ = _query_features(queries, p)
-        near = einsum(of_queries, features, "b h n i m, b h n j m -> b h n i j").tril()
-        sums = einsum(near, values, "b h n i j, b h n j c -> b h n i c")
-        past = past * rearrange((before - p).exp(), "b h n 1 m -> b h n m 1")
-        sums = sums + einsum(of_queries, past, "b h n i m, b h n m c -> b h n i c")
-    else:
-        sums, _ = _add(_query_state(queries, before, past), _triangle(queries, keys, values))
+    past = _past_states(states, rearrange(p, "b h n 1 m -> b h n m 1"))
+    sums = sums + einsum(of_queries, past, "b h n i m, b h n m c -> b h n i c")
     return rearrange(sums, "b h n l c -> b h (n l) c")[:, :, :length]
 
 
@@ -283,9 +223,9 @@ def _chunks(x: Float[Tensor, "b h s c"], chunk: int) -> Float[Tensor, "b h n l c
 
 
 def _past_states(
-    states: States, p: Float[Tensor, "b h n m 1"], before: Float[Tensor, "b h n m 1"]
-) -> States:
-    """Σ_{n'<n} e^(p_n' − before_n) S_n': for each chunk, the state of all chunks before it.
+    states: Float[Tensor, "b h n m c"], p: Float[Tensor, "b h n m 1"]
+) -> Float[Tensor, "b h n m c"]:
+    """Σ_{n'<n} e^(p_n' − p_n) S_n': for each chunk, the state of all chunks before it.
 
     No p is below an earlier one, so sums over 1, 2, 4 … chunks add up without a factor above 1.
     """
@@ -294,54 +234,15 @@ def _past_states(
         shrink = (p[:, :, :-step] - p[:, :, step:]).exp()
         states = states + F.pad(states[:, :, :-step] * shrink, (0, 0, 0, 0, step, 0))
         step *= 2
-    shrink = (p[:, :, :-1] - before[:, :, 1:]).exp()
+    shrink = (p[:, :, :-1] - p[:, :, 1:]).exp()
     return F.pad(states[:, :, :-1] * shrink, (0, 0, 0, 0, 1, 0))
 
 
-def _triangle(queries: QueryExponents, keys: KeyExponents, values: Float[Tensor, "*n j c"]) -> Sums:
-    """Σ_{j≤i} without a common p, by recursion: both halves, then late queries on early keys.
-
-    A late query attends to all early keys, so that their highest exponent is a p for it.
-    """
-    length = queries.shape[-2]
-    if length == 1:
-        return _all_pairs(queries, keys, values)
-    if length % 2:
-        sums, r = _triangle(
-            F.pad(queries, (0, 0, 0, 1)),
-            F.pad(keys, (0, 0, 0, 1), value=-torch.inf),
-            F.pad(values, (0, 0, 0, 1)),
-        )
-        return sums[..., :-1, :], r[..., :-1, :]
-    queries, keys, values = (
-        rearrange(x, "... (o l) c -> ... o l c", o=2) for x in (queries, keys, values)
-    )
-    sums, r = _triangle(queries, keys, values)
-    early = _all_pairs(queries[..., 1, :, :], keys[..., 0, :, :], values[..., 0, :, :])
-    late = _add((sums[..., 1, :, :], r[..., 1, :, :]), early)
-    return (
-        torch.cat([sums[..., 0, :, :], late[0]], dim=-2),
-        torch.cat([r[..., 0, :, :], late[1]], dim=-2),
-    )
-
-
-def _all_pairs(
-    queries: QueryExponents, keys: KeyExponents, values: Float[Tensor, "*n j c"]
-) -> Sums:
-    """The sums of queries that attend to all of these keys."""
-    p = _highest(keys)
-    features, r = _query_features(queries, p)
-    kernel = einsum(features, (keys - p).exp(), "... i m, ... j m -> ... i j")
-    return einsum(kernel, values, "... i j, ... j c -> ... i c"), r
-
-
-def _add(a: Sums, b: Sums) -> Sums:
-    """a + b, with the factors e^(−r_i) of the larger r_i."""
-    r = torch.maximum(a[1], b[1])
-    return a[0] * (a[1] - r).exp() + b[0] * (b[1] - r).exp(), r
-
-
 def _divide(sums: Tensor, total: Tensor) -> Tensor:
-    """sums / total; zeros, without a gradient, for a query that attends to no key."""
-    blind = total == 0
+    """sums / total; zeros, without a gradient, for a query that attends to no key.
+
+    So are those of a query whose own keys have exponents more than about 120 below those of its
+    chunk (causal only), which happens for keys several times as long as trained models have.
+    """
+    blind = total < SMALLEST
     return (sums / total.masked_fill(blind, 1.0)).masked_fill(blind, 0.0)

@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.config import Between, Count, Natural, Positive
+from manyheads.config import Count, Natural, Positive
 from manyheads.errors import UserError
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.shapes import (
@@ -89,6 +89,36 @@ class Position(nn.Module):
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class PositionSizes:
+    """Sizes of the stack that a scheme is built for.
+
+    `dim` is the width at which positions are added: that of the token table.
+    """
+
+    dim: int
+    heads: int
+    head_dim: int
+    max_length: int
+    causal: bool
+
+
+class _Scheme:
+    """Base of the settings of a scheme."""
+
+    per_layer: ClassVar[bool] = False  # True if each layer has weights of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPosition(_Scheme):
+    """None: the model sees a bag of tokens (a causal mask still gives some order)."""
+
+    kind: ClassVar[str] = "none"
+
+    def build(self, sizes: PositionSizes) -> Position:
+        return Position()
+
+
 def bias_by_distance(position: Position, q: Queries) -> Float[Tensor, "h far"]:
     """The bias of each head at the distances −(n−1) … n−1, in float32 at least.
 
@@ -122,6 +152,9 @@ def _angles(
     return positions[..., None].to(dtype) * base ** (-pairs / channels)
 
 
+Base = Annotated[Positive, "Base of the wavelengths"]
+
+
 class SinusoidalPosition(Position):
     """PE(pos, 2i) = sin(pos / base^(2i/d)), PE(pos, 2i+1) = cos(pos / base^(2i/d))."""
 
@@ -139,6 +172,58 @@ class SinusoidalPosition(Position):
         return x + waves[..., : x.shape[-1]].to(x.dtype)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sinusoidal(_Scheme):
+    """Fixed waves added to the embeddings."""
+
+    base: Base = 10_000.0
+    layout: Annotated[
+        Literal["interleaved", "halves"], "Sines and cosines in turn, or all sines first"
+    ] = "interleaved"
+    kind: ClassVar[str] = "sinusoidal"
+
+    def build(self, sizes: PositionSizes) -> Position:
+        return SinusoidalPosition(self.base, self.layout)
+
+
+class GridPosition(Position):
+    """PE(row, column) = [PE(row), PE(column)], each sinusoidal in half of the channels.
+
+    Positions are the patches of a square image row by row, after `before` others (the class
+    token), which get nothing.
+    """
+
+    def __init__(self, columns: int, before: int, base: float) -> None:
+        super().__init__()
+        self.columns, self.before = columns, before
+        self.line = SinusoidalPosition(base, "interleaved")
+
+    def embed(self, x: Hidden, positions: Positions) -> Hidden:
+        patch = (positions - self.before).clamp(min=0)
+        of_row, of_column = x.chunk(2, dim=-1)
+        rows = self.line.embed(of_row, patch // self.columns)
+        columns = self.line.embed(of_column, patch % self.columns)
+        embedded = torch.cat([rows, columns], dim=-1)
+        return torch.where((positions < self.before)[..., None], x, embedded)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sinusoidal2d(_Scheme):
+    """Fixed waves of row and column, added to the patches of a square image."""
+
+    base: Base = 10_000.0
+    kind: ClassVar[str] = "sinusoidal-2d"
+
+    def build(self, sizes: PositionSizes) -> Position:
+        if sizes.dim % 2:
+            raise UserError(
+                f"sinusoidal-2d positions need two halves, and model.dim={sizes.dim} is odd: "
+                "choose an even one"
+            )
+        columns = math.isqrt(sizes.max_length)
+        return GridPosition(columns, sizes.max_length - columns**2, self.base)
+
+
 class LearnedPosition(Position):
     """A trained vector for each position; the first `offset` rows of the table are unused."""
 
@@ -150,6 +235,17 @@ class LearnedPosition(Position):
 
     def embed(self, x: Hidden, positions: Positions) -> Hidden:
         return x + self.table(positions + self.offset)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned(_Scheme):
+    """A trained vector for each position up to model.max_length."""
+
+    offset: Annotated[Natural, "Unused rows before the first position (RoBERTa, BART: 2)"] = 0
+    kind: ClassVar[str] = "learned"
+
+    def build(self, sizes: PositionSizes) -> Position:
+        return LearnedPosition(sizes.max_length, sizes.dim, self.offset)
 
 
 class RotaryPosition(Position):
@@ -168,6 +264,25 @@ class RotaryPosition(Position):
             return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
         a, b = x.chunk(2, dim=-1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotary(_Scheme):
+    """Queries and keys rotated by their position (RoPE)."""
+
+    base: Base = 10_000.0
+    layout: Annotated[
+        Literal["interleaved", "halves"], "Pairs of neighbouring channels, or of i and i + c/2"
+    ] = "halves"
+    kind: ClassVar[str] = "rotary"
+
+    def build(self, sizes: PositionSizes) -> Position:
+        if sizes.head_dim % 2:
+            raise UserError(
+                f"rotary positions need pairs of channels, and model.head_dim={sizes.head_dim} is "
+                "odd: choose an even one"
+            )
+        return RotaryPosition(self.base, self.layout)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -204,6 +319,24 @@ class BucketPosition(Position):
         return offset + torch.where(distance < exact, distance, far.clamp(max=buckets - 1))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Buckets(_Scheme):
+    """T5's bucketed relative bias, one table for all layers of a stack."""
+
+    buckets: Annotated[int, "Buckets of distances"] = 32
+    max_distance: Annotated[int, "Distances from here on share the last bucket"] = 128
+    kind: ClassVar[str] = "t5"
+
+    def build(self, sizes: PositionSizes) -> Position:
+        least = 2 if sizes.causal else 4
+        if self.buckets < least or self.max_distance <= self.buckets // least:
+            raise UserError(
+                f"position.buckets={self.buckets} must be at least {least}, and "
+                f"position.max_distance={self.max_distance} beyond the exact buckets"
+            )
+        return BucketPosition(self.buckets, self.max_distance, sizes.heads, not sizes.causal)
+
+
 class AlibiPosition(Position):
     """−slope_h · |i − j| on the scores (ALiBi)."""
 
@@ -227,6 +360,16 @@ def alibi_slopes(heads: int) -> list[float]:
     slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
     between = [2 ** (-4 * i / power) for i in range(1, 2 * power + 1, 2)]
     return slopes + between[: heads - power]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alibi(_Scheme):
+    """A penalty on the scores that grows with the distance; nothing to train."""
+
+    kind: ClassVar[str] = "alibi"
+
+    def build(self, sizes: PositionSizes) -> Position:
+        return AlibiPosition(sizes.heads)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -327,8 +470,20 @@ class ShawPosition(Position):
         return _sum_ends(unskew(weights), -far, -clip, clip) @ self.values
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shaw(_Scheme):
+    """Relative vectors on keys and values, in each layer (Shaw et al. 2018)."""
+
+    max_distance: Annotated[Count, "Distance at which vectors are clipped"] = 16
+    kind: ClassVar[str] = "shaw"
+    per_layer: ClassVar[bool] = True
+
+    def build(self, sizes: PositionSizes) -> Position:
+        return ShawPosition(self.max_distance, sizes.head_dim)
+
+
 class DistanceVectors(nn.Module):
-    """A learned vector e_d for each d from `lowest` to `highest`, in each head or shared.
+    """A learned vector e_d in each head for each d from `lowest` to `highest`.
 
     A d beyond them has the vector of the nearer end.
     """
@@ -346,211 +501,45 @@ class DistanceVectors(nn.Module):
         """q · e_d / √c for every d of a range."""
         first, last = max(lowest, self.lowest), min(highest, self.highest)
         table = self.table[:, first - self.lowest : last - self.lowest + 1]
-        table = table.expand(q.shape[1], -1, -1)
         products = einsum(q, table, "b h t c, h r c -> b h t r") / math.sqrt(q.shape[-1])
         return _repeat_ends(products, first, lowest, highest)
 
-    def gather(self, q: Queries, distances: Distances) -> ScoreBias:
-        """q · e_d / √c for the d of each pair."""
-        columns = distances.clamp(self.lowest, self.highest) - self.lowest
-        return _gather(self.scores(q, self.lowest, self.highest), columns)
-
 
 class RelativePosition(Position):
-    """q_i · e_{j−i} / √c on the scores (Music Transformer); 0 for later keys in a causal stack.
+    """S_rel[i, j] = q_i · e_{j−i} / √c on the scores (Music Transformer)."""
 
-    With a `period` p, each p positions from `first` on are a step of p voices, and the distances
-    in steps and in voices have vectors too: q_i · (e_{j−i} + e'_{⌊j/p⌋−⌊i/p⌋} + e''_{j%p−i%p}).
-    """
-
-    def __init__(self, config: "Relative", sizes: "PositionSizes") -> None:
+    def __init__(self, max_distance: int, sizes: PositionSizes) -> None:
         super().__init__()
-        far = sizes.max_length - 1 if config.max_distance is None else config.max_distance
-        heads = sizes.heads if config.share == "none" else 1
         self.both_ways = not sizes.causal
-        self.period = config.period
-        self.first = config.first
-        self.distances = DistanceVectors(heads, -far, far * self.both_ways, sizes.head_dim)
-        if self.period is not None:
-            steps, voices = math.ceil(far / self.period), self.period - 1
-            self.steps = DistanceVectors(heads, -steps, steps * self.both_ways, sizes.head_dim)
-            self.voices = DistanceVectors(heads, -voices, voices, sizes.head_dim)
+        highest = max_distance * self.both_ways
+        self.distances = DistanceVectors(sizes.heads, -max_distance, highest, sizes.head_dim)
 
     def score(self, q: Queries, queries: Positions, keys: KeyPositions) -> ScoreBias | None:
-        bias = self.distances.gather(q, _distances(queries, keys))
-        if self.period is not None:
-            i, j = queries - self.first, keys - self.first
-            steps = _distances(i // self.period, j // self.period)
-            voices = _distances(i % self.period, j % self.period)
-            bias = bias + self.steps.gather(q, steps) + self.voices.gather(q, voices)
-        return bias if self.both_ways else _without_later(bias, queries, keys)
+        lowest, highest = self.distances.lowest, self.distances.highest
+        columns = _distances(queries, keys).clamp(lowest, highest) - lowest
+        return _gather(self.distances.scores(q, lowest, highest), columns)
 
     def bias(self, q: Queries, mask: AttentionMask) -> ScoreBias | None:
         if not mask.square:
             return super().bias(q, mask)
         far = q.shape[2] - 1
-        bias = skew(self.distances.scores(q, -far, far * self.both_ways))
-        if self.period is not None:
-            bias = bias + self._step_and_voice_bias(q, self.period)
-        if self.both_ways or mask.rule.is_causal:
-            return bias
-        return _without_later(bias, mask.query_positions, mask.key_positions)
-
-    def _step_and_voice_bias(self, q: Queries, period: int) -> Square:
-        """The bias of each pair of steps, plus that of each pair of voices within a step."""
-        length, before = q.shape[2], -self.first % period
-        q = F.pad(q, (0, 0, before, -(before + length) % period))  # complete steps
-        far = q.shape[2] // period - 1
-        by_step = self.steps.scores(q, -far, far * self.both_ways)
-        by_step = skew(rearrange(by_step, "b h (s p) r -> b (h p) s r", p=period))
-        steps = rearrange(by_step, "b (h p) s u -> b h (s p) u 1", p=period)
-        by_voice = self.voices.scores(q, 1 - period, period - 1)
-        by_voice = skew(rearrange(by_voice, "b h (s p) r -> b (h s) p r", p=period))
-        voices = rearrange(by_voice, "b (h s) p v -> b h (s p) 1 v", s=far + 1)
-        inside = slice(before, before + length)
-        return (steps + voices).flatten(-2)[:, :, inside, inside]
-
-
-def _without_later(bias: ScoreBias, queries: Positions, keys: KeyPositions) -> ScoreBias:
-    return bias.masked_fill(_distances(queries, keys) > 0, 0.0)
-
-
-# ---------------------------------------------------------------------------------------------
-# Settings
+        return skew(self.distances.scores(q, -far, far * self.both_ways))
 
 
 @dataclass(frozen=True, kw_only=True)
-class PositionSizes:
-    """Sizes of the stack that a scheme is built for.
-
-    `dim` is the width at which positions are added: that of the token table.
-    """
-
-    dim: int
-    heads: int
-    head_dim: int
-    max_length: int
-    causal: bool
-
-
-Base = Annotated[Positive, "Base of the wavelengths"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoPosition:
-    """None: the model sees a bag of tokens (a causal mask still gives some order)."""
-
-    kind: ClassVar[str] = "none"
-    per_layer: ClassVar[bool] = False
-
-    def build(self, sizes: PositionSizes) -> Position:
-        return Position()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sinusoidal:
-    """Fixed waves added to the embeddings."""
-
-    base: Base = 10_000.0
-    layout: Annotated[
-        Literal["interleaved", "halves"], "Sines and cosines in turn, or all sines first"
-    ] = "interleaved"
-    kind: ClassVar[str] = "sinusoidal"
-    per_layer: ClassVar[bool] = False
-
-    def build(self, sizes: PositionSizes) -> Position:
-        return SinusoidalPosition(self.base, self.layout)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Learned:
-    """A trained vector for each position up to model.max_length."""
-
-    offset: Annotated[Natural, "Unused rows before the first position (RoBERTa, BART: 2)"] = 0
-    kind: ClassVar[str] = "learned"
-    per_layer: ClassVar[bool] = False
-
-    def build(self, sizes: PositionSizes) -> Position:
-        return LearnedPosition(sizes.max_length, sizes.dim, self.offset)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rotary:
-    """Queries and keys rotated by their position (RoPE)."""
-
-    base: Base = 10_000.0
-    layout: Annotated[
-        Literal["interleaved", "halves"], "Pairs of neighbouring channels, or of i and i + c/2"
-    ] = "halves"
-    kind: ClassVar[str] = "rotary"
-    per_layer: ClassVar[bool] = False
-
-    def build(self, sizes: PositionSizes) -> Position:
-        if sizes.head_dim % 2:
-            raise UserError(
-                f"rotary positions need pairs of channels, and model.head_dim={sizes.head_dim} is "
-                "odd: choose an even one"
-            )
-        return RotaryPosition(self.base, self.layout)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shaw:
-    """Relative vectors on keys and values, in each layer (Shaw et al. 2018)."""
-
-    max_distance: Annotated[Count, "Distance at which vectors are clipped"] = 16
-    kind: ClassVar[str] = "shaw"
-    per_layer: ClassVar[bool] = True
-
-    def build(self, sizes: PositionSizes) -> Position:
-        return ShawPosition(self.max_distance, sizes.head_dim)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Buckets:
-    """T5's bucketed relative bias, one table for all layers of a stack."""
-
-    buckets: Annotated[int, "Buckets of distances"] = 32
-    max_distance: Annotated[int, "Distances from here on share the last bucket"] = 128
-    kind: ClassVar[str] = "t5"
-    per_layer: ClassVar[bool] = False
-
-    def build(self, sizes: PositionSizes) -> Position:
-        least = 2 if sizes.causal else 4
-        if self.buckets < least or self.max_distance <= self.buckets // least:
-            raise UserError(
-                f"position.buckets={self.buckets} must be at least {least}, and "
-                f"position.max_distance={self.max_distance} beyond the exact buckets"
-            )
-        return BucketPosition(self.buckets, self.max_distance, sizes.heads, not sizes.causal)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alibi:
-    """A penalty on the scores that grows with the distance; nothing to train."""
-
-    kind: ClassVar[str] = "alibi"
-    per_layer: ClassVar[bool] = False
-
-    def build(self, sizes: PositionSizes) -> Position:
-        return AlibiPosition(sizes.heads)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Relative:
+class Relative(_Scheme):
     """A learned vector for each distance, in each layer (Music Transformer, Huang et al. 2018)."""
 
     max_distance: Annotated[
         Count | None, "Distance at which vectors are clipped; none: model.max_length − 1"
     ] = None
-    share: Annotated[Literal["none", "heads"], "Which heads of a layer share a table"] = "none"
-    period: Annotated[int | None, Between(2), "Voices that take turns (four in a chorale)"] = None
-    first: Annotated[Natural, "Position where the first step of voices begins"] = 0
     kind: ClassVar[str] = "relative"
     per_layer: ClassVar[bool] = True
+    REMOVED: ClassVar[dict[str, tuple[object, ...]]] = {"share": ("none",), "first": (0,)}
 
     def build(self, sizes: PositionSizes) -> Position:
-        return RelativePosition(self, sizes)
+        far = sizes.max_length - 1 if self.max_distance is None else self.max_distance
+        return RelativePosition(far, sizes)
 
 
 PositionConfig = NoPosition | Sinusoidal | Learned | Rotary | Shaw | Buckets | Alibi | Relative

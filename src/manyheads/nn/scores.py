@@ -94,21 +94,24 @@ class AdditiveScore(Score):
         return einsum(hidden, self.weight, "b h t s r, h r -> b h t s")
 
 
+class _SameKeySize:
+    def key_dim(self, head_dim: int) -> int:
+        """Channels of a key."""
+        return head_dim
+
+
 @dataclass(frozen=True, kw_only=True)
-class Dot:
+class Dot(_SameKeySize):
     """qᵀk, unscaled (T5)."""
 
     kind: ClassVar[str] = "dot"
-
-    def key_dim(self, head_dim: int) -> int:
-        return head_dim
 
     def build(self, heads: int, head_dim: int) -> Score:
         return InnerScore()
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaledDot:
+class ScaledDot(_SameKeySize):
     """qᵀk / √c (Transformer)."""
 
     scale: Annotated[float | None, "Factor of the dot product; none: 1/√c"] = None
@@ -117,9 +120,6 @@ class ScaledDot:
     def __post_init__(self) -> None:
         if self.scale is not None and not math.isfinite(self.scale):
             raise UserError(f"score.scale={self.scale} must be a finite number")
-
-    def key_dim(self, head_dim: int) -> int:
-        return head_dim
 
     def build(self, heads: int, head_dim: int) -> Score:
         return InnerScore(1 / math.sqrt(head_dim) if self.scale is None else self.scale)

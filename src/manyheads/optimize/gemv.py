@@ -1,71 +1,18 @@
 """Decoding one row: norms, activations and residual sums inside matrix–vector products."""
 
+import copy
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.decode.linears import InferenceLinear, fuse_activations, replace_linears
-from manyheads.kernels.dispatch import ACTIVATION_KINDS, runs_triton, verified
+from manyheads.kernels.dispatch import runs_triton, verified
 from manyheads.nn.block import Block
-from manyheads.nn.layers import FeedForward, GatedFeedForward
+from manyheads.nn.layers import ACTIVATIONS, FeedForward, GatedFeedForward, LMHead, Residual
 
 M = TypeVar("M", bound=nn.Module)
-
-
-class GemvLinear(InferenceLinear):
-    """act(norm(x) Wᵀ + b) + residual by our kernel if x is one row.
-
-    `norm` moves here from the residual connection; `FusedResidualAdd` sets `residual` for a call.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__(weight.contiguous(), bias)
-        self.norm: nn.Module | None = None
-        self.residual: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not _is_one_row(x, self.weight):
-            y = self.reference(x if self.norm is None else self.norm(x))
-            return y if self.residual is None else self.residual + y
-        from manyheads.kernels.gemv import gemv
-
-        fused_norm = self._fused_norm()
-        if self.norm is not None and not fused_norm:
-            x = _norm_one_row(self.norm, x)
-        kind = -1 if self.activation is None else ACTIVATION_KINDS.index(self.activation)
-        y = gemv(x, self.weight, self.bias, kind, self.residual, *fused_norm)
-        return y
-
-    def _fused_norm(self) -> tuple[Any, ...]:
-        """Weight, bias and ε of the norm if the matrix is small enough to compute it inside."""
-        from manyheads.kernels.gemv import MAX_COLUMNS, MAX_FUSED_NORM_ELEMENTS
-
-        norm: Any = self.norm
-        small = self.weight.numel() <= MAX_FUSED_NORM_ELEMENTS
-        narrow = self.weight.shape[1] <= MAX_COLUMNS
-        if norm is None or not (small and narrow) or norm.weight.dtype != self.weight.dtype:
-            return ()
-        return norm.weight, _norm_bias(norm), norm.eps
-
-
-class FusedResidualAdd(nn.Module):
-    """A residual connection whose sum the last linear layer of its part computes.
-
-    The first linear layer computes the norm, unless there are several first ones (gated).
-    """
-
-    def __init__(self, last: GemvLinear, norm: nn.Module | None) -> None:
-        super().__init__()
-        self.last, self.norm = last, norm
-
-    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-        self.last.residual = x
-        try:
-            return f(x if self.norm is None else _norm_one_row(self.norm, x))
-        finally:
-            self.last.residual = None
+FUSED_ACTIVATIONS = ("relu", "gelu", "gelu-tanh")  # that the kernel computes
 
 
 def _is_one_row(x: Tensor, weight: Tensor) -> bool:
@@ -77,26 +24,82 @@ def _norm_one_row(norm: Any, x: Tensor) -> Tensor:
         return norm(x)
     from manyheads.kernels.gemv import norm_row
 
-    y: Tensor = norm_row(x, norm.weight, _norm_bias(norm), norm.eps)
+    y: Tensor = norm_row(x, norm.weight, getattr(norm, "bias", None), norm.eps)
     return y
 
 
-def _norm_bias(norm: nn.Module) -> Tensor | None:
-    return norm.bias if isinstance(norm, nn.LayerNorm) else None
+def _multiply(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Any,
+    activation: str = "",
+    residual: Tensor | None = None,
+) -> Tensor:
+    """act(norm(x) Wᵀ + b) + residual of one row, the norm in the product if the matrix is small."""
+    from manyheads.kernels.gemv import MAX_COLUMNS, MAX_FUSED_NORM_ELEMENTS, gemv
+
+    small = weight.numel() <= MAX_FUSED_NORM_ELEMENTS and weight.shape[1] <= MAX_COLUMNS
+    fused_norm: tuple[Any, ...] = ()
+    if norm is not None and small:
+        fused_norm = norm.weight, getattr(norm, "bias", None), norm.eps
+    elif norm is not None:
+        x = _norm_one_row(norm, x)
+    y: Tensor = gemv(x, weight, bias, activation, residual, *fused_norm)
+    return y
+
+
+class GemvLinear(nn.Linear):
+    """act(norm(x) Wᵀ + b) + residual by our kernel if x is one row.
+
+    `norm` moves here from the residual connection and `activation` from the feed-forward part;
+    `GemvResidual` sets `residual` for a call.
+    """
+
+    norm: nn.Module | None
+    activation: str
+    residual: Tensor | None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if _is_one_row(x, self.weight):
+            return _multiply(x, self.weight, self.bias, self.norm, self.activation, self.residual)
+        y = super().forward(x if self.norm is None else self.norm(x))
+        y = ACTIVATIONS[self.activation](y) if self.activation else y
+        return y if self.residual is None else self.residual + y
+
+
+class GemvHead(LMHead):
+    """The LM head by our kernel if there is one row; `norm` is the last one of the stack."""
+
+    norm: nn.Module | None
+
+    def forward(self, hidden: Tensor, table: nn.Embedding) -> Tensor:
+        matrix = self.matrix(table)
+        if _is_one_row(hidden, matrix):
+            return _multiply(self.enter(hidden), matrix, self.bias, self.norm)
+        return super().forward(hidden if self.norm is None else self.norm(hidden), table)
+
+
+class GemvResidual(Residual):
+    """A residual connection whose sum the last linear layer of its part computes.
+
+    The first linear layer computes the norm, unless there are several first ones (gated).
+    """
+
+    last: GemvLinear
+
+    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        self.last.residual = x
+        y = f(x if self.norm is None else _norm_one_row(self.norm, x))
+        self.last.residual = None
+        return y
 
 
 def _has_norm_kernel(norm: Any) -> bool:
     from manyheads.kernels.gemv import MAX_ROW_NORM_WIDTH
 
-    supported = isinstance(norm, nn.RMSNorm) or (
-        isinstance(norm, nn.LayerNorm) and norm.bias is not None
-    )
-    return bool(
-        supported
-        and norm.weight is not None
-        and norm.weight.numel() <= MAX_ROW_NORM_WIDTH
-        and norm.eps is not None
-    )
+    is_norm = isinstance(norm, nn.LayerNorm | nn.RMSNorm)
+    return is_norm and norm.weight.numel() <= MAX_ROW_NORM_WIDTH
 
 
 def has_gemv(model: nn.Module) -> bool:
@@ -106,30 +109,41 @@ def has_gemv(model: nn.Module) -> bool:
 
 
 def with_gemv(model: M) -> M:
-    """A copy for one row, with norms, activations and sums inside the linear layers."""
-    fused: Any = fuse_activations(replace_linears(model, GemvLinear), ACTIVATION_KINDS)
-    for block in fused.modules():
+    """A copy for one row that shares all tensors.
+
+    Norms, activations and sums move into the linear layers.
+    """
+    shared: dict[int, Any] = {id(x): x for x in (*model.parameters(), *model.buffers())}
+    fused: Any = copy.deepcopy(model, shared)
+    linears: list[Any] = [part for part in fused.modules() if type(part) is nn.Linear]
+    for linear in linears:
+        linear.__class__ = GemvLinear
+        linear.norm, linear.activation, linear.residual = None, "", None
+    for block in list(fused.modules()):
         if isinstance(block, Block):
-            _fuse_residuals(block)
+            _fuse_block(block)
     stack, head = fused.decoder, fused.head
+    head.__class__, head.norm = GemvHead, None
     if head.scale == 1.0 and _has_norm_kernel(stack.last_norm):
-        head.linear.norm, stack.last_norm = stack.last_norm, nn.Identity()
+        head.norm, stack.last_norm = stack.last_norm, nn.Identity()
     return fused
 
 
-def _fuse_residuals(block: Any) -> None:
-    """Move norms and sums of a pre-norm block into its first and last linear layers."""
+def _fuse_block(block: Any) -> None:
+    """Move the activation, and norms and sums if they are pre-norm, into linear layers."""
     parts = {"attention": ("project", "output"), "cross": ("query", "output")}
-    if isinstance(block.feedforward, FeedForward | GatedFeedForward):
+    feedforward = block.feedforward
+    if isinstance(feedforward, FeedForward | GatedFeedForward):
         parts["feedforward"] = ("inner", "outer")
+    if getattr(feedforward, "activation_name", None) in FUSED_ACTIVATIONS:
+        feedforward.inner.activation = feedforward.activation_name
+        feedforward.activation = nn.Identity()
     for name, (first, last) in parts.items():
         if name not in block._modules:
             continue
         part, residual = getattr(block, name), getattr(block, f"{name}_residual")
         if residual.placement != "pre" or not _has_norm_kernel(residual.norm):
             continue
-        gated = isinstance(part, GatedFeedForward)  # two first linear layers share the norm
-        if not gated:
-            getattr(part, first).norm = residual.norm
-        fused = FusedResidualAdd(getattr(part, last), residual.norm if gated else None)
-        setattr(block, f"{name}_residual", fused)
+        residual.__class__, residual.last = GemvResidual, getattr(part, last)
+        if not isinstance(part, GatedFeedForward):  # whose two first linear layers share the norm
+            getattr(part, first).norm, residual.norm = residual.norm, None

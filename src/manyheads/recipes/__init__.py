@@ -3,7 +3,6 @@
 import dataclasses
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,7 +83,10 @@ def _split_init(overrides: Sequence[str], init: str) -> tuple[list[str], str]:
             rest.append(setting)
             continue
         if value and not Path(value).is_dir():
-            raise UserError(f"{setting} is not a folder{_advice(name, value, kinds)}")
+            advice = "give a run or an imported model (to resume: train RUN/run.toml --out RUN)"
+            if name == "model" and Path(value).name == value:
+                advice = nearest(setting, [f"model={kind}" for kind in kinds])
+            raise UserError(f"{setting} is no folder of a trained model: {advice}")
         if name != "init":
             print(f"'{name}=FOLDER' is now 'init=FOLDER'", file=sys.stderr)
         init = value
@@ -92,16 +94,6 @@ def _split_init(overrides: Sequence[str], init: str) -> tuple[list[str], str]:
     if init and tokens:
         raise UserError(f"{init} comes with its own tokens: leave out {tokens}")
     return rest, init
-
-
-def _advice(name: str, value: str, kinds: Sequence[str]) -> str:
-    close = get_close_matches(value, kinds, n=1)
-    if name == "model" and Path(value).name == value and close:
-        return f", and not a kind of model: did you mean model={close[0]}?"
-    return (
-        ": give a run or an imported model to start from (to resume a run, train RUN/run.toml "
-        "--out RUN)"
-    )
 
 
 def _start_from(init: str, run: Run, settings: Sequence[str]) -> Run:

@@ -4,7 +4,6 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,11 +16,11 @@ from starlette.types import ASGIApp
 
 from manyheads.errors import UserError
 from manyheads.loading import LoadedRun
-from manyheads.serve import completions, translation_api
+from manyheads.serve import completions, translations
 from manyheads.serve.batching import Batcher, Bounds, Work
-from manyheads.serve.completing import Completions
+from manyheads.serve.completions import Completions
 from manyheads.serve.requests import API_STYLE, refuse
-from manyheads.serve.translating import Translations, languages_of
+from manyheads.serve.translations import Translations, languages_of
 from manyheads.web.app import listen
 from manyheads.web.guard import AccessPolicy, Guard, Limits
 from manyheads.web.responses import Problem
@@ -69,7 +68,7 @@ def build_app(
 
     expected = (Problem, UserError, HTTPException, OSError)
     app = Starlette(
-        routes=[Route("/health", health), *translation_api.ROUTES, *completions.ROUTES],
+        routes=[Route("/health", health), *translations.ROUTES, *completions.ROUTES],
         exception_handlers=dict.fromkeys(expected, failed) | {Exception: failed},
         lifespan=close_at_shutdown,
     )
@@ -78,10 +77,6 @@ def build_app(
     # One more than may wait and be computed, so that the queue refuses first.
     limits = Limits(body_bytes=BODY_BYTES, requests=bounds.waiting + bounds.rows + 1)
     return Guard(app, door, limits, API_STYLE)
-
-
-def name_of(folder: Path) -> str:
-    return folder.resolve().name or "model"
 
 
 def serve(
@@ -105,7 +100,7 @@ def serve(
     listening = listen(host.strip("[]"), port)
     name = f"[{host.strip('[]')}]" if ":" in host else host
     config = uvicorn.Config(
-        build_app(name_of(loaded.folder), work, bounds, door),
+        build_app(loaded.folder.resolve().name or "model", work, bounds, door),
         log_level="warning",
         access_log=False,
         server_header=False,

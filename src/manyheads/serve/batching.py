@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from threading import Condition, Thread
 from typing import Any, Generic, TypeVar
 
-from manyheads.errors import check_at_least
 from manyheads.web.responses import Problem
 
 R = TypeVar("R")
@@ -31,15 +30,10 @@ class Bounds:
     tokens: int = 4096
     waiting: int = 256
 
-    def __post_init__(self) -> None:
-        check_at_least("rows", self.rows, 1)
-        check_at_least("tokens", self.tokens, 1)
-        check_at_least("waiting", self.waiting, 0)
-
 
 @dataclass(frozen=True)
 class _End:
-    error: Exception | None = None
+    error: Exception | None
 
 
 class Job(Generic[R]):

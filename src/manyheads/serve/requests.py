@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from manyheads.serve.batching import Batcher, Job
+from manyheads.serve.batching import Batcher
 from manyheads.web.guard import ApiStyle, token_in
 from manyheads.web.responses import Fields, Problem, problem_of
 
@@ -20,6 +20,7 @@ NO_TOKEN = (
     "TOKEN, or to /translate as api_key"
 )
 R = TypeVar("R")
+N = TypeVar("N", int, float)
 
 
 async def read_fields(request: Request) -> Fields:
@@ -51,31 +52,21 @@ def texts_of(fields: Fields, name: str) -> tuple[list[str], bool]:
     return fields.texts(name, most=10_000), True
 
 
-def integer(fields: Fields, name: str, default: int | None, low: int, high: int) -> int | None:
-    """An integer in a range; a form has it as text."""
-    value = fields.values.get(name)
+def number(fields: Fields, name: str, default: Any, low: N, high: N) -> Any:
+    """An integer in a range, or any number if the range is one of floats; a form has it as text."""
+    value, kinds = fields.values.get(name), (int,) if isinstance(low, int) else (int, float)
     if value is None:
         return default
     if isinstance(value, str) and value.lstrip("-").isdecimal() and len(value) < 20:
         value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise Problem(400, f"'{name}' must be an integer from {low} to {high}: {shown(value)}")
-    return value
-
-
-def real(fields: Fields, name: str, default: float, low: float, high: float) -> float:
-    value = fields.values.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise Problem(400, f"'{name}' must be a number from {low:g} to {high:g}: {shown(value)}")
-    return float(value)
+    if type(value) not in kinds or not low <= value <= high:
+        kind = "an integer" if len(kinds) == 1 else "a number"
+        raise Problem(400, f"'{name}' must be {kind} from {low} to {high}: {shown(value)}")
+    return type(low)(value)
 
 
 def flag(fields: Fields, name: str) -> bool:
-    value = fields.values.get(name)
-    if value is None:
-        return False
+    value = fields.values.get(name) or False
     if not isinstance(value, bool):
         raise Problem(400, f"'{name}' must be true or false: {shown(value)}")
     return value
@@ -88,8 +79,16 @@ def shown(value: object) -> str:
 async def collect(request: Request, batcher: Batcher[R], parsed: R) -> list[Any]:
     """All parts of an answer. A client that disconnects leaves the queue."""
     job = batcher.submit(parsed)
-    collecting = asyncio.ensure_future(_all_parts(job))
-    disconnecting = asyncio.ensure_future(_disconnected(request))
+
+    async def all_parts() -> list[Any]:
+        return [part async for part in job.parts()]
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    collecting = asyncio.ensure_future(all_parts())
+    disconnecting = asyncio.ensure_future(disconnected())
     try:
         await asyncio.wait({collecting, disconnecting}, return_when=asyncio.FIRST_COMPLETED)
         if not collecting.done():
@@ -101,23 +100,18 @@ async def collect(request: Request, batcher: Batcher[R], parsed: R) -> list[Any]
         batcher.drop(job)
 
 
-async def _all_parts(job: Job[R]) -> list[Any]:
-    return [part async for part in job.parts()]
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 def refuse(path: str, error: Exception) -> Response:
     """An error in the format that the API of this path documents."""
     problem = problem_of(error)
     if problem.kind == "token":
         problem = Problem(problem.status, NO_TOKEN, "invalid_api_key")
     status, text = problem.status, str(problem)
-    if path.startswith("/v1/"):
-        answer = _openai_error(problem)
+    if path.startswith("/v1/"):  # OpenAI: a request that is too large is 400
+        status = 400 if status == 413 else status
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        kind = "authentication_error" if status == 401 else kind
+        values = {"message": text, "type": kind, "param": None, "code": problem.kind}
+        answer = JSONResponse({"error": values}, status)
     elif path.startswith("/v2/"):  # DeepL: a wrong key is forbidden, not unauthorized
         answer = JSONResponse({"message": text}, 403 if status == 401 else status)
     else:  # LibreTranslate: 400 for a wrong request, 403 for a wrong key
@@ -126,16 +120,6 @@ def refuse(path: str, error: Exception) -> Response:
     if status == 503:
         answer.headers["Retry-After"] = "1"
     return answer
-
-
-def _openai_error(problem: Problem) -> JSONResponse:
-    """{"error": {"message", "type", "param", "code"}}; a request that is too large is 400."""
-    status = 400 if problem.status == 413 else problem.status
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    if status == 401:
-        kind = "authentication_error"
-    error = {"message": str(problem), "type": kind, "param": None, "code": problem.kind}
-    return JSONResponse({"error": error}, status)
 
 
 def key_in(headers: Headers) -> str | None:

@@ -1,7 +1,5 @@
 """Classification and regression of texts and pairs of texts, scored as GLUE does."""
 
-import hashlib
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,21 +10,29 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.baselines.elmo import ElmoConfig
-from manyheads.data.batching import Batches, Ragged, Rows, Shuffled, batches_by_length
+from manyheads.data.batching import (
+    Batches,
+    Ragged,
+    Rows,
+    Shuffled,
+    batches_by_length,
+    digest_of,
+    map_tensors,
+)
+from manyheads.data.corpus import fit_length, select_rows
 from manyheads.data.labelled import Labelled, LabelledData, class_indices
-from manyheads.errors import DataError, UserError
+from manyheads.data.language import TextData, room_for_text
+from manyheads.errors import UserError
 from manyheads.evaluate.labels import label_scores
 from manyheads.evaluate.scores import Scores
 from manyheads.models.bert import BertConfig
 from manyheads.models.heads import Classify, Pooler
-from manyheads.tasks import masked
+from manyheads.tasks import pretraining
 from manyheads.tasks.encode import segments_of
 from manyheads.tasks.spec import BaseTask, LoadedModel, RunSettings, TaskSpec, add_frame
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.optimizer import TooLong
 from manyheads.train.step import Loss
-
-SHOWN = 8  # labels that a note names
 
 
 @dataclass(frozen=True)
@@ -50,47 +56,27 @@ class EncodedLabels:
     def __init__(
         self, part: Labelled, tokenizer: Tokenizer, model: Any, too_long: TooLong = "truncate"
     ) -> None:
-        limit = model.max_length
         framed = tokenizer.framed(part.texts)
-        long = [row for row, (ids, _) in enumerate(framed) if len(ids) > limit]
-        if long and too_long == "refuse":
-            raise DataError(
-                f"{part.name}:{part.lines[long[0]]}: {len(framed[long[0]][0])} tokens exceed "
-                f"model.max_length={limit} ({len(long)} such rows): cut them with "
-                "train.too_long=truncate, or leave them out with train.too_long=skip"
-            )
-        if too_long == "skip":
-            rows = sorted({*range(len(framed))} - {*long})
-            if not rows:
-                raise DataError(f"{part.name}: every row is longer than {limit} tokens")
-            part, framed = part.rows(rows), [framed[row] for row in rows]
-        else:
-            framed = tokenizer.framed(part.texts, limit) if long else framed
-        action = "left out" if too_long == "skip" else "cut there"
-        note = f"{part.name}: {len(long):,} rows of over {limit} tokens are {action}"
-        self.notes = [note] if long else []
+        lengths = [len(ids) for ids, _ in framed]
+        rows, self.notes = fit_length(part.name, lengths, part.lines, model.max_length, too_long)
+        part = select_rows(part, rows)
+        if self.notes:
+            framed = tokenizer.framed(part.texts, model.max_length)
         self.tokens = Ragged.of([ids for ids, _ in framed])
         has_segments = segments_of(model) > 1
         self.segments = Ragged.of([segments for _, segments in framed]) if has_segments else None
-        numbers = np.array(part.numbers, dtype=np.float32)
-        self.labels = numbers if part.numbers else class_indices(part, model.head.labels)
+        is_number = isinstance(part.labels[0], float)
+        numbers = np.array(part.labels, dtype=np.float32) if is_number else None
+        self.labels = class_indices(part, model.head.labels) if numbers is None else numbers
         self.lines, self.name = part.lines, part.name
 
-    def digest(self) -> str:
-        """Identifies these texts and labels."""
-        digest = hashlib.sha256()
-        for array in (self.tokens.starts, self.tokens.flat, self.labels):
-            digest.update(array.tobytes())
-        return digest.hexdigest()[:16]
-
-    def batch(self, rows: Rows, device: torch.device) -> LabelledBatch:
+    def batch(self, rows: Rows) -> LabelledBatch:
         tokens, mask = self.tokens.padded(rows, 0)
-        segments = None if self.segments is None else self.segments.padded(rows, 0)[0]
         return LabelledBatch(
-            tokens.to(device),
-            None if bool(mask.all()) else mask.to(device),
-            None if segments is None else segments.to(device),
-            torch.from_numpy(self.labels[rows]).to(device),
+            tokens,
+            None if bool(mask.all()) else mask,
+            None if self.segments is None else self.segments.padded(rows, 0)[0],
+            torch.from_numpy(self.labels[rows]),
             int(self.tokens.lengths[rows].sum()),
         )
 
@@ -101,7 +87,7 @@ class EncodedLabels:
         device = next(model.parameters()).device
         outputs = torch.empty(len(self.labels), model.head.output.out_features)
         for rows in batches_by_length(self.tokens.lengths, batch_tokens):
-            batch = self.batch(rows, device)
+            batch = map_tensors(self.batch(rows), lambda x: x.to(device))
             outputs[rows] = model(batch.tokens, batch.mask, batch.segments).float().cpu()
         return outputs
 
@@ -125,12 +111,14 @@ class ClassificationTask(BaseTask[LabelledBatch]):
 
     def load(self, part: Labelled, valid: Labelled) -> None:
         train, model, seed = self.train, self.run.model, self.run.seed
-        check_length(part, self.tokenizer, model.max_length)
+        empty = ("", "") if isinstance(part.texts[0], tuple) else ""
+        room_for_text(model.max_length, len(self.tokenizer.framed([empty])[0][0]))
         self.data = EncodedLabels(part, self.tokenizer, model, train.too_long)
         self.valid = EncodedLabels(valid, self.tokenizer, model)
-        self.digest = self.data.digest()
-        self.notes += [*self.data.notes, *self.valid.notes, *label_counts(part)]
-        lengths = self.data.tokens.lengths
+        tokens = self.data.tokens
+        self.digest = digest_of(tokens.starts, tokens.flat, self.data.labels)
+        self.notes += [*self.data.notes, *self.valid.notes]
+        lengths = tokens.lengths
         if train.batch_rows is not None:
             self.order = Shuffled(len(lengths), train.batch_rows * train.accumulate, seed)
         else:
@@ -139,7 +127,7 @@ class ClassificationTask(BaseTask[LabelledBatch]):
         self.examples = f"rows of {part.name} from lines"
 
     def batch(self, rows: Rows) -> LabelledBatch:
-        return self.data.batch(rows, self.device)
+        return self.data.batch(rows)
 
     def tokens(self, batch: LabelledBatch) -> int:
         return batch.size
@@ -165,16 +153,6 @@ class ClassificationTask(BaseTask[LabelledBatch]):
         return {"loss": float(loss.nll) / loss.count, **scores}
 
 
-def label_counts(part: Labelled) -> list[str]:
-    """A note on how often each label occurs, the most frequent first."""
-    if not part.labels:
-        return []
-    counts = Counter(part.labels).most_common()
-    shown = ", ".join(f"{label} {count:,}" for label, count in counts[:SHOWN])
-    rest = f" and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
-    return [f"{len(counts)} labels: {shown}{rest}"]
-
-
 def evaluate(loaded: LoadedModel, data: LabelledData, split_name: str) -> Scores:
     """The metrics of the data on a split."""
     encoder, part = loaded.encoder(), data.read(split_name)
@@ -182,17 +160,16 @@ def evaluate(loaded: LoadedModel, data: LabelledData, split_name: str) -> Scores
     lines = ["\t".join(text) if isinstance(text, tuple) else text for text in part.texts]
     predictions = [prediction for [prediction] in encoder.classify(lines)]
     values: list[Any] = [prediction.label for prediction in predictions]
-    labels: list[Any] = part.labels
     if data.regression:
         if len(names) > 1:
             raise UserError(
                 f"the model predicts labels ({', '.join(names)}), and the data has numbers: leave "
                 "out data.answer=number, or use a model that was trained for it"
             )
-        values, labels = [p.scores[p.label] for p in predictions], part.numbers
+        values = [prediction.scores[prediction.label] for prediction in predictions]
     else:
         class_indices(part, names)  # refuses labels that the model does not know
-    scores = label_scores(data.metrics(names), values, labels, names[-1])
+    scores = label_scores(data.metrics(names), values, part.labels, names[-1])
     return scores | {"split": split_name, "examples": len(lines)}
 
 
@@ -218,17 +195,6 @@ def with_labels(head: Classify, labels: tuple[str, ...], name: str) -> Classify:
 def fit_model(run: RunSettings, part: Labelled) -> Any:
     head = with_labels(run.model.head, run.data.label_names(part), part.name)
     return replace(run.model, head=head)
-
-
-def check_length(part: Labelled, tokenizer: Tokenizer, max_length: int) -> None:
-    """Refuse a model with room for nothing but special tokens."""
-    pairs = isinstance(part.texts[0], tuple)
-    special_tokens = len(tokenizer.framed([("", "") if pairs else ""])[0][0])
-    if max_length < special_tokens + (2 if pairs else 1):
-        raise UserError(
-            f"model.max_length={max_length} leaves no room for text next to {special_tokens} "
-            "special tokens: raise it"
-        )
 
 
 def finetune(config: BertConfig | ElmoConfig, run: RunSettings) -> BertConfig | ElmoConfig:
@@ -257,5 +223,39 @@ SPEC = TaskSpec(
     finetune=finetune,
     finetunes=(ElmoConfig,),
     evaluate=evaluate,
-    example=masked.example,
+    example=pretraining.example,
+)
+
+
+# Imported encoders: their head and the data decide how they are scored.
+
+
+def finetune_imported(config: Any, run: RunSettings) -> Any:
+    return config if isinstance(config, ElmoConfig) else pretraining.finetune(config, run)
+
+
+def evaluate_imported(
+    loaded: LoadedModel, data: TextData | LabelledData, split_name: str
+) -> Scores:
+    if isinstance(data, LabelledData):
+        return evaluate(loaded, data, split_name)
+    model = loaded.run.model
+    if isinstance(model, ElmoConfig) and model.head is None:
+        return pretraining.evaluate(pretraining.FramedText, loaded, data, split_name)
+    return pretraining.evaluate_masked(loaded, data, split_name)
+
+
+IMPORTED = TaskSpec(
+    task="text",
+    models=(BertConfig, ElmoConfig),
+    data=(TextData, LabelledData),
+    recipe="classify",
+    is_default=True,
+    fit_tokenizer=add_frame,
+    prepare=None,
+    finetune=finetune_imported,
+    evaluate=evaluate_imported,
+    default_data=lambda model: LabelledData() if isinstance(model.head, Classify) else TextData(),
+    pages=pretraining.pages,
+    example=pretraining.example,
 )

@@ -59,7 +59,7 @@ class _Batch:
 
 
 class TextEncoder:
-    """A model that encodes text, with its tokenizer: a PyTorch module, or an ONNX graph like it.
+    """A model that encodes text, with its tokenizer.
 
     The tokenizer adds the special tokens that the model was trained with. If it adds none, an
     empty text is the token `empty`.

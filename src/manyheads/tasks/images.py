@@ -16,11 +16,12 @@ from torch.nn import functional as F
 
 from manyheads.data.augmentation import augment, mix
 from manyheads.data.batching import Shuffled, split
+from manyheads.data.corpus import join_names
 from manyheads.data.images import ImageData, ImageSet
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores
 from manyheads.models.heads import Classify
-from manyheads.models.vit import ImageClassifier, Images, VitConfig
+from manyheads.models.vit import Images, Vit, VitConfig
 from manyheads.tasks.classification import label_loss, with_labels
 from manyheads.tasks.spec import BaseTask, LoadedModel, TaskSpec
 from manyheads.train.step import Loss
@@ -151,21 +152,16 @@ def class_indices(part: ImageSet, names: Sequence[str]) -> Int[np.ndarray, " n"]
     """The index of each image's class among the names."""
     unknown = [name for name in part.classes if name not in names]
     if unknown:
-        more = " …" if len(names) > 10 else ""
         raise DataError(
-            f"the model has no class '{unknown[0]}' ({', '.join(names[:10])}{more}): use images "
-            "of its classes"
+            f"the model has no class '{unknown[0]}' {join_names(names)}: use images of its classes"
         )
-    indices = np.array([names.index(name) for name in part.classes], dtype=np.int64)
-    return indices[part.labels]
+    return np.array([names.index(name) for name in part.classes], dtype=np.int64)[part.labels]
 
 
 @torch.no_grad()
-def predict(model: ImageClassifier, pixels: Pixels) -> Float[Tensor, "n labels"]:
+def predict(model: Vit, pixels: Pixels) -> Float[Tensor, "n labels"]:
     """Logits of images, without augmentation."""
-    like = torch.empty(0)  # for an ONNX graph
-    if isinstance(model, nn.Module):
-        like = next(model.eval().parameters())
+    like = next(model.eval().parameters())
     size = BATCH_IMAGES.get(like.device.type, BATCH_IMAGES["cuda"])
     logits = []
     for start in range(0, len(pixels), size):
@@ -174,7 +170,7 @@ def predict(model: ImageClassifier, pixels: Pixels) -> Float[Tensor, "n labels"]
     return torch.cat(logits)
 
 
-def class_probabilities(model: ImageClassifier, pixels: Pixels) -> list[dict[str, float]]:
+def class_probabilities(model: Vit, pixels: Pixels) -> list[dict[str, float]]:
     """The probability of every class for each image."""
     assert model.config.head is not None
     names = model.config.head.labels

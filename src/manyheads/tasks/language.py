@@ -15,7 +15,6 @@ from torch import Tensor
 from manyheads.data.batching import Rows
 from manyheads.data.language import EncodedText, TextData, Texts, Windows, gather
 from manyheads.data.masking import Causal
-from manyheads.data.mlm import HELD_OUT, make_rng
 from manyheads.errors import DataError, UserError, check_at_least
 from manyheads.evaluate.scores import Scores, language_scores
 from manyheads.models.gpt import Gpt, GptConfig
@@ -31,8 +30,6 @@ from manyheads.tasks.spec import (
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.metrics import Bar
 from manyheads.train.step import Loss, cross_entropy
-
-HELD_OUT_SEED, HELD_OUT_ROWS = 0, 32
 
 
 @dataclass(frozen=True)
@@ -136,35 +133,21 @@ def stream_nll(
     return total_nll(model, losses())
 
 
-def held_out_windows(text: EncodedText, length: int) -> Iterator[tuple[Rows, np.random.Generator]]:
-    """The starts of windows that cover a text, some rows at a time, each with its randomness.
-
-    Held-out text is corrupted in the same way for every run.
-    """
-    count = text.count_windows(length)
-    for begin in range(0, count, HELD_OUT_ROWS):
-        rows = np.arange(begin, min(begin + HELD_OUT_ROWS, count))
-        yield rows * length, make_rng(HELD_OUT_SEED, HELD_OUT, begin)
-
-
 class WindowTask(BaseTask[B]):
     """Tasks that train on windows of a text; a row is the position of a window's first token."""
 
     text: EncodedText  # of the training split
 
-    def set_order(self, tokens: int, length: int) -> None:
+    def set_order(self, tokens: int, length: int, *, moving: bool = True) -> None:
         """Train on windows of `length`, from the first `tokens` of the text."""
         train = self.train
         rows = train.batch_rows or max(1, train.batch_tokens // self.run.model.max_length)
         rows *= train.accumulate
-        self.order = Windows(tokens, length, rows, self.run.seed, name=self.text.name)
+        name = self.text.name
+        self.order = Windows(tokens, length, rows, self.run.seed, moving=moving, name=name)
         self.per_epoch = -(-self.order.per_epoch // rows)
         self.digest = self.text.digest()
-        self.examples = f"windows of {self.text.name} from tokens"
-
-    def rows(self, step: int) -> Rows:
-        starts: Rows = self.order.starts(step)
-        return starts
+        self.examples = f"windows of {name} from tokens"
 
     def number(self, row: int) -> int:
         return row
@@ -236,15 +219,10 @@ def check(run: RunSettings) -> None:
     if run.objective is None or run.objective.packing == "stream":
         return
     attention = run.model.attention
-    if not getattr(attention, "separates_documents", attention.exact):
+    if not attention.exact:
         raise UserError(
             f"model.attention={attention.kind} cannot separate packed documents: choose "
             "objective.packing=stream, or another model.attention"
-        )
-    if getattr(run.model.position, "period", None):
-        raise UserError(
-            "model.position.period counts from the beginning of a row, and packed documents "
-            "begin anywhere in it: choose objective.packing=stream"
         )
 
 

@@ -14,7 +14,7 @@ from manyheads.data.events import ChoraleGrid, transpose_word
 from manyheads.data.language import EncodedText
 from manyheads.data.masking import Causal
 from manyheads.data.music import Music, MusicData
-from manyheads.errors import DataError, UserError
+from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores, loss_scores
 from manyheads.tasks import language
 from manyheads.tasks.language import (
@@ -96,13 +96,6 @@ class MusicTask(LanguageTask):
 
     def load(self, part: Music, valid: Music) -> None:
         check_words(part, self.tokenizer)
-        tokens = part.words + len(part.documents) - 1  # every event and end but the first
-        if tokens < self.run.model.max_length:
-            raise DataError(
-                f"{part.name}: {tokens} tokens are too few to train on windows of "
-                f"{self.run.model.max_length}: give more or longer pieces, or lower "
-                "model.max_length"
-            )
         super().load(part, valid)
         self.semitones, self.closing = self.run.data.transpose, valid.closing
         table = transposition_table(part, self.tokenizer, self.semitones)

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from manyheads.config import nearest
-from manyheads.data.batching import Rows, split
+from manyheads.data.batching import Rows, map_tensors, split
 from manyheads.decode.beam import Decode
 from manyheads.decode.translate import BaseTranslator
 from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores
 from manyheads.exchange.folder import frame_for_model
-from manyheads.models.vit import ImageClassifier
+from manyheads.models.vit import Vit
 from manyheads.tasks.encode import TextEncoder
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.optimizer import Train
@@ -49,22 +49,13 @@ class LoadedModel:
 
     folder: Path
     run: Any  # `RunSettings`
+    translator: Callable[..., BaseTranslator]
+    encoder: Callable[[], TextEncoder]
+    labeller: Callable[[], Vit]
+    torch_model: Callable[[], Any]  # refused for a model that another program runs
 
     @property
     def tokenizer(self) -> Tokenizer:
-        raise NotImplementedError
-
-    def translator(self) -> BaseTranslator:
-        raise NotImplementedError
-
-    def encoder(self) -> TextEncoder:
-        raise NotImplementedError
-
-    def labeller(self) -> ImageClassifier:
-        raise NotImplementedError
-
-    def torch_model(self) -> Any:
-        """The PyTorch module; refused for a model that another program runs."""
         raise NotImplementedError
 
 
@@ -100,8 +91,14 @@ class BaseTask(Generic[B]):
     def batch(self, rows: Rows) -> B:
         raise NotImplementedError
 
-    def batches(self, step: int) -> list[B]:
+    def micro_batches(self, step: int) -> list[B]:
         return [self.batch(rows) for rows in split(self.rows(step), self.train.accumulate)]
+
+    def batches(self, step: int) -> list[B]:
+        return [map_tensors(batch, self._to_device) for batch in self.micro_batches(step)]
+
+    def _to_device(self, x: Tensor) -> Tensor:
+        return x.to(self.device, non_blocking=True)
 
     def tokens(self, batch: B) -> int:
         return batch.tokens.numel()  # type: ignore[attr-defined]
@@ -166,6 +163,8 @@ class TaskSpec:
     # (run, train split, valid split, tokenizer, device) → the task for the trainer; None if the
     # row is only for imported models.
     prepare: Callable[[RunSettings, Any, Any, Any, torch.device], Task[Any]] | None
+    # (task, model, run folder) → what records the model during training, for the Watch page.
+    probe: Callable[[Any, nn.Module, Path], Any] = lambda task, model, folder: None
     # The module to train, if that is more than the model.
     wrap: Callable[[nn.Module, RunSettings], nn.Module] = lambda model, run: model
     # A trained model's settings with the heads that this task needs; `finetunes` are kinds that

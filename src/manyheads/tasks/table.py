@@ -1,15 +1,12 @@
 """The task table. A new task is a module with a `TaskSpec` and one line here."""
 
 from manyheads.tasks import (
-    bidirectional,
     classification,
-    denoising,
     images,
     language,
-    masked,
     music,
+    pretraining,
     summaries,
-    text,
     translation,
 )
 from manyheads.tasks.spec import TaskTable
@@ -20,13 +17,13 @@ TASKS = TaskTable(
         "summaries": summaries.SPEC,
         "language": language.SPEC,
         "music": music.SPEC,
-        "masked": masked.MASKED,
-        "replaced": masked.REPLACED,
-        "spans": denoising.SPANS,
-        "denoising": denoising.DENOISING,
-        "bidirectional": bidirectional.SPEC,
+        "masked": pretraining.MASKED,
+        "replaced": pretraining.REPLACED,
+        "spans": pretraining.SPANS,
+        "denoising": pretraining.DENOISING,
+        "bidirectional": pretraining.BIDIRECTIONAL,
         "classification": classification.SPEC,
-        "text": text.SPEC,
+        "text": classification.IMPORTED,
         "images": images.SPEC,
     }
 )

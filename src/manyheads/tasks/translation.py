@@ -25,9 +25,9 @@ from manyheads.evaluate.alignment import AlignmentError, alignment_error
 from manyheads.evaluate.scores import Scores, bleu_tokenizer, loss_scores, translation_scores
 from manyheads.models.capture import has_cross_attention
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder, EncoderDecoderConfig
-from manyheads.nn.layers import LMHead
 from manyheads.nn.shapes import Hidden
-from manyheads.tasks.spec import BaseTask, LoadedModel, RunSettings, TaskSpec, total_nll
+from manyheads.tasks.probes import translation_probe
+from manyheads.tasks.spec import EXAMPLE, BaseTask, LoadedModel, RunSettings, TaskSpec, total_nll
 from manyheads.tokenizer.bpe_dropout import BpeDropout
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.metrics import Bar
@@ -36,6 +36,7 @@ from manyheads.train.rdrop import rdrop_kl
 from manyheads.train.step import Loss, cross_entropy
 
 COMPOSITIONAL = "compositional"
+VERB_FINAL = "The student thinks that your father will hide the picture."
 LANGUAGE = re.compile(r"[a-z]{2,3}([-_][a-z0-9]{2,8})?")
 MULTIPLE = 2  # of lengths on a GPU: few shapes to capture as CUDA graphs, and little padding
 ALIGNED_PAIRS = 300  # enough for two digits of the alignment error
@@ -169,17 +170,18 @@ class Evaluation:
 def target_likelihood(translator: BaseTranslator, corpus: Corpus, too_long: TooLong) -> Scores:
     """Loss and perplexity of the targets.
 
-    Empty if no output layer of PyTorch computes the logits (exported models, int8), or if every
-    pair is longer than the model.
+    Empty if no PyTorch model computes them (exports, int8, ensembles), or if every pair is longer
+    than the model.
     """
-    if not (isinstance(translator, Translator) and isinstance(translator.model.head, LMHead)):
+    scorer = translator.in_torch()
+    if scorer is None:
         return {}
-    tokenizer, frame = translator.tokenizer, translator.special_tokens.frame
+    tokenizer, frame = scorer.tokenizer, scorer.special_tokens.frame
     try:
-        pairs = EncodedPairs(corpus, tokenizer, translator.max_length, too_long, frame)
+        pairs = EncodedPairs(corpus, tokenizer, scorer.max_length, too_long, frame)
     except DataError:
         return {}
-    return dict(loss_scores(*corpus_nll(translator.model, pairs, translator.decode.forward_tokens)))
+    return dict(loss_scores(*corpus_nll(scorer.model, pairs, scorer.decode.forward_tokens)))
 
 
 def language_pair(data: Any) -> tuple[str, str]:
@@ -224,15 +226,15 @@ def evaluate_translation(
         translated = translator.translate_long(unseen.sources)
         unseen_scores = translation_scores(translated, unseen.targets, tokenize)
         scores["compositional_bleu"] = unseen_scores["bleu"]
-    error = None
+    error, scorer = None, translator.in_torch()
     if (
         corpus.aligned is not None
-        and isinstance(translator, Translator)
-        and translator.special_tokens.are_default
-        and has_cross_attention(translator.model)
+        and scorer is not None
+        and scorer.special_tokens.are_default
+        and has_cross_attention(scorer.model)
     ):
         aligned = corpus.aligned[:ALIGNED_PAIRS]
-        error = alignment_error(translator.model, translator.tokenizer, aligned)
+        error = alignment_error(scorer.model, scorer.tokenizer, aligned)
         scores["alignment_error"] = error.best
         scores["alignment_error_by_head"] = error.rates
     return Evaluation(scores, corpus, translations, error)
@@ -277,7 +279,9 @@ SPEC = TaskSpec(
     strings=lambda corpus: [*corpus.sources, *corpus.targets],
     fit_tokenizer=check_frame,
     prepare=TranslationTask,
+    probe=translation_probe,
     evaluate=evaluate,
     offers=("translate", "encode"),
     served_as="translations",
+    example=lambda run: VERB_FINAL if isinstance(run.data, PhrasebookData) else EXAMPLE,
 )

@@ -6,11 +6,9 @@ vocabularies, and tokenizers made elsewhere, may lose some of it.
 """
 
 import json
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -106,22 +104,6 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._encodings(texts)]
-
-    def encode_words(self, texts: Sequence[str]) -> list[tuple[list[int], list[bool]]]:
-        """The ids of each text as `encode_batch` gives them, and True where a word begins.
-
-        Words are what the tokenizer splits off before it looks for subwords, for ours a run of
-        letters with the space before it. A tokenizer without such a split gets our words.
-        """
-        results = []
-        for text, encoding in zip(texts, self._encodings(texts), strict=True):
-            words: list[int | None] = list(encoding.word_ids)
-            if self._library.pre_tokenizer is None:
-                starts = [start for _, (start, _) in SPLIT.pre_tokenize_str(text)]
-                words = [bisect_right(starts, start) for start, _ in encoding.offsets]
-            begins = [word != before for before, word in pairwise([None, *words])]
-            results.append((encoding.ids, begins))
-        return results
 
     def framed(
         self,

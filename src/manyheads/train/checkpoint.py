@@ -8,7 +8,6 @@ processes can resume.
 
 import copy
 import json
-import shutil
 import zlib
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,16 +23,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyheads.errors import DataError
-from manyheads.fileio import check_sum, check_sum_of, replace_file
+from manyheads.fileio import check_sum, replace_file
 from manyheads.train.step import World
 
 WEIGHTS = "model.safetensors"
 STATE = "state"
 LAST = "state/last.safetensors"
-SHARDS = "state/shards.json"
+SHARDS = "state/shards.json"  # release 0.1, FSDP: PyTorch's format, which is a pickle
 FORMAT = 1
 HEADER = "manyheads"
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 Tensors = dict[str, Tensor]
 
@@ -144,30 +142,30 @@ def state_of(model: nn.Module, optimizer: Optimizer) -> Tensors:
 
 def load_state(folder: Path, model: nn.Module, optimizer: Optimizer) -> Progress:
     """Restore model and optimizer to the last saved step."""
-    path, has_shards = folder / LAST, (folder / SHARDS).exists()
-    states = [_read_shards(folder)] if has_shards else []
-    if path.exists() or not has_shards:
-        states.append(read_tensors(path))
-    # Both exist if a run was killed right after it had saved one of them.
-    tensors, about = max(states, key=lambda state: state[1].get("step", -1))
+    path = folder / LAST
+    if not path.exists() and (folder / SHARDS).exists():
+        raise DataError(
+            f"{folder / SHARDS} is a pickle (FSDP, release 0.1), which is not read: train to the "
+            "next checkpoint with release 0.1 in one process, or start over with --fresh"
+        )
+    tensors, about = read_tensors(path)
     expected = model.state_dict()
     weights = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
     weights = {n: _shard_like(expected[n], t) if n in expected else t for n, t in weights.items()}
     load_weights(model, weights, path)
-    for name, parameter in model.named_parameters():
-        # A parameter that no loss reached has no moments.
-        moments = {key: tensors.get(f"adam.{key}.{name}") for key in MOMENTS}
-        for key, saved in moments.items() if any(v is not None for v in moments.values()) else ():
-            if saved is None:
-                raise DataError(f"{path} has no {key} of the optimizer for {name}: it is damaged")
-            # The fused update needs the step, too, on the parameter's device.
-            step = torch.zeros((), device=parameter.device)
-            moment = step if key == "step" else torch.zeros_like(parameter)
-            optimizer.state[parameter][key] = moment.copy_(_shard_like(moment, saved))
     try:
+        for name, parameter in model.named_parameters():
+            if f"adam.step.{name}" not in tensors:  # no loss reached it
+                continue
+            for key in ("step", "exp_avg", "exp_avg_sq"):
+                # The fused update needs the step, too, on the parameter's device.
+                step = torch.zeros((), device=parameter.device)
+                moment = step if key == "step" else torch.zeros_like(parameter)
+                moment.copy_(_shard_like(moment, tensors[f"adam.{key}.{name}"]))
+                optimizer.state[parameter][key] = moment
         return Progress(**about)
-    except TypeError:
-        raise DataError(f"{path} is damaged: its header does not say how far it is") from None
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path} is damaged: it lacks {error}") from None
 
 
 def _shard_like(like: Any, tensor: Tensor) -> Tensor:
@@ -179,30 +177,6 @@ def _shard_like(like: Any, tensor: Tensor) -> Tensor:
     # src_data_rank=None: every process has read the file, so nothing is sent.
     full = tensor.to(like.device)
     return distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
-
-
-def _read_shards(folder: Path) -> tuple[Tensors, dict[str, Any]]:
-    """A state that release 0.1 saved with FSDP: a folder in PyTorch's distributed format."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    path = folder / SHARDS
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        known = facts.pop("told", None)  # the first files had none
-        if facts["format"] != FORMAT or known not in (None, check_sum(json.dumps(facts).encode())):
-            raise ValueError("its bytes do not match their checksum")
-        parts = folder / STATE / str(facts["folder"])
-        for name, known in facts.get("files", {}).items():
-            if check_sum_of(parts / name) != known:
-                raise ValueError(f"the bytes of {name} do not match their checksum")
-        saved: Any = FileSystemReader(parts).read_metadata().state_dict_metadata
-        tensors = {n: torch.empty(m.size, dtype=m.properties.dtype) for n, m in saved.items()}
-        load(tensors, checkpoint_id=parts, no_dist=True)
-        return tensors, dict(facts["about"])
-    except Exception as error:  # a damaged file may raise anything
-        reason = str(error).partition("\n")[0]
-        raise DataError(f"{path} or its folder is damaged ({reason})") from None
 
 
 # --- snapshots, for averaging ---
@@ -234,9 +208,13 @@ def _snapshot(folder: Path, step: int) -> Path:
 
 
 class Checkpointer:
-    """Saves and restores a run. All processes call each method; the main one writes, at once.
+    """Saves and restores a run. All processes call each method; the main one writes.
 
-    `saved_model` is the part of the model that model.safetensors holds.
+    `saved_model` is the part of the model that model.safetensors holds; `replica`, on the main
+    process, is a copy of a model that FSDP shards.
+
+    From a GPU a state is copied at once and written in a thread during later steps: one at a time,
+    in order. A run waits for the last before it ends.
     """
 
     def __init__(
@@ -246,9 +224,12 @@ class Checkpointer:
         optimizer: Optimizer,
         saved_model: nn.Module,
         world: World,
+        replica: nn.Module | None = None,
     ) -> None:
-        self.folder, self.world = folder, world
+        self.folder, self.world, self.replica = folder, world, replica
         self.model, self.optimizer, self.saved_model = model, optimizer, saved_model
+        self.is_asynchronous = next(model.parameters()).is_cuda and not world.is_distributed
+        self.pending: Future[None] | None = None
 
     def load(self) -> Progress | None:
         """Restore the last state, if there is one."""
@@ -260,9 +241,15 @@ class Checkpointer:
         """Save a state to resume from and, for averaging, a snapshot of the weights."""
         state = self.world.gather(state_of(self.model, self.optimizer))
         weights = self.world.gather(self.saved_model.state_dict()) if snapshot else None
-        if self.world.is_main:
+        if self.is_asynchronous:
+            self.close()
+            copies = _to_host(state), None if weights is None else _to_host(weights)
+            pool = ThreadPoolExecutor(1)
+            self.pending = pool.submit(self._write, *copies, copy.deepcopy(progress))
+            pool.shutdown(wait=False)  # the thread ends when the state is written
+        elif self.world.is_main:
             self._write(state, weights, progress)
-        self.world.wait()
+        self.world.all_max(0)  # all wait for the main process
 
     def save_model(self, about: dict[str, Any]) -> None:
         """Save the current weights as the model to use."""
@@ -286,42 +273,27 @@ class Checkpointer:
     @contextmanager
     def full_model(self) -> Iterator[nn.Module]:
         """A model with all weights, on the main process, to validate."""
-        yield self.model
+        is_sharded = hasattr(next(self.model.parameters()), "full_tensor")
+        weights = self.world.gather(self.model.state_dict()) if is_sharded else {}
+        if self.replica is None:
+            yield self.model
+            return
+        self.replica.load_state_dict(weights)
+        yield self.replica.to(next(self.model.parameters()).device)
+        self.replica.cpu()
 
     def close(self) -> None:
         """Wait until all is written; raise the error of a write that failed."""
-
-    def _write(self, state: Tensors, weights: Tensors | None, progress: Progress) -> None:
-        if weights is not None:
-            write_tensors(_snapshot(self.folder, progress.step), weights, {})
-        write_tensors(self.folder / LAST, state, vars(progress))
-        if (self.folder / SHARDS).exists():
-            (self.folder / SHARDS).unlink()
-            for path in (self.folder / STATE).glob("shards-*"):
-                shutil.rmtree(path, ignore_errors=True)
-        if weights is not None:
-            drop_old_snapshots(self.folder, progress)
-
-
-class AsyncCheckpointer(Checkpointer):
-    """Copies a state from the device at once, and writes it in a thread during later steps.
-
-    States are written one at a time, in order; a run waits for the last before it ends.
-    """
-
-    pending: Future[None] | None = None
-
-    def close(self) -> None:
         pending, self.pending = self.pending, None
         if pending is not None:
             pending.result()
 
     def _write(self, state: Tensors, weights: Tensors | None, progress: Progress) -> None:
-        self.close()
-        copies = _to_host(state), None if weights is None else _to_host(weights)
-        pool = ThreadPoolExecutor(1)
-        self.pending = pool.submit(super()._write, *copies, copy.deepcopy(progress))
-        pool.shutdown(wait=False)  # the thread ends when the state is written
+        if weights is not None:
+            write_tensors(_snapshot(self.folder, progress.step), weights, {})
+        write_tensors(self.folder / LAST, state, vars(progress))
+        if weights is not None:
+            drop_old_snapshots(self.folder, progress)
 
 
 def _to_host(tensors: Tensors) -> Tensors:

@@ -10,23 +10,21 @@ import math
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
-from typing import Any, cast
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from manyheads.errors import DataError, UserError
 from manyheads.optimize import can_capture, checkpoint_blocks, compile_blocks, optimize
-from manyheads.train.checkpoint import AsyncCheckpointer, Checkpointer, Progress
-from manyheads.train.metrics import Bar, LogWindow, Metrics, NoMetrics
+from manyheads.train.checkpoint import Checkpointer, Progress
+from manyheads.train.metrics import Bar, LogWindow, Metrics
 from manyheads.train.optimizer import Train, build_optimizer, learning_rate
 from manyheads.train.step import (
     ONE_PROCESS,
-    Batches,
     ForwardBackward,
     Objective,
     StepStats,
@@ -36,6 +34,19 @@ from manyheads.train.step import (
 
 COMPILE_MIN_FLOPS = 3e15  # a GPU run with fewer is shorter than the compilation of a block
 RANK_SEED_STRIDE = 0x9E3779B97F4A7C15  # no two steps of a run are so far apart
+
+
+@runtime_checkable
+class Probe(Protocol):
+    """Records at some steps how the model treats fixed examples (tasks/probes.py)."""
+
+    steps: set[int]
+
+    def resume(self, step: int) -> None:
+        """Begin, or continue after this step."""
+
+    def record(self, model: nn.Module, step: int) -> None:
+        """Append a record; must not change the weights."""
 
 
 class Stopped(Exception):
@@ -88,7 +99,7 @@ class Trainer:
     """Trains a model on a task into a run folder, from where the folder left off.
 
     `saved_model` is the part of the model to use afterwards, if training needs more than that;
-    `metadata` goes into the header of its file.
+    `metadata` goes into the header of its file; `probe` records the model at `probe.steps`.
     """
 
     def __init__(
@@ -103,11 +114,12 @@ class Trainer:
         metadata: dict[str, str] | None = None,
         saved_model: nn.Module | None = None,
         world: World = ONE_PROCESS,
+        probe: Probe | None = None,
     ) -> None:
         self.model, self.task, self.train = model, task, train
         self.saved_model = model if saved_model is None else saved_model
         self.dim, self.seed, self.folder, self.world = dim, seed, folder, world
-        self.metadata = metadata or {}
+        self.metadata, self.probe = metadata or {}, probe
         self.device = next(model.parameters()).device
         self.dtype = precision_of(train, self.device)
         if self.device.type == "cuda":
@@ -115,40 +127,31 @@ class Trainer:
         if train.activation_checkpointing:
             checkpoint_blocks(model)
         self.objective = Objective(model, task)
-        self._choose_collaborators()
-        self.progress = self.checkpointer.load() or Progress(data=task.digest)
-        self._check_progress()
-        self.metrics = Metrics(folder, self.progress.step) if world.is_main else NoMetrics()
-
-    def _choose_collaborators(self) -> None:
-        """By device and number of processes: the loop does not depend on them."""
-        model, train, world = self.model, self.train, self.world
-        make_checkpointer: Callable[..., Checkpointer] = Checkpointer
-        self.batches = Batches(self.task)
+        self.prefetcher: Any = None
         self.forward_backward = ForwardBackward(self.objective, self.dtype)
+        replica = None  # for validation: FSDP shards the model
         if world.is_distributed:
-            from manyheads.train import parallel
+            from manyheads.train.parallel import Distributed, split_microbatches
 
-            if train.parallel == "fsdp":  # the copy is made before the model is sharded
-                replica = copy.deepcopy(model).cpu() if world.is_main else None
-                make_checkpointer = partial(parallel.ShardedCheckpointer, replica=replica)
-            self.batches = Batches(parallel.split_microbatches(self.task, world.size))
-            self.forward_backward = parallel.Distributed(
-                self.objective, self.dtype, self.batches, train.parallel, cast(Any, world)
-            )
+            if train.parallel == "fsdp" and world.is_main:
+                replica = copy.deepcopy(model).cpu()
+            self.task = split_microbatches(task, world.size)
+            self.forward_backward = Distributed(self.objective, self.dtype, train.parallel, world)
         elif self.device.type == "cuda":
             from manyheads.train.cuda_graphs import CudaGraphs
             from manyheads.train.prefetch import Prefetcher
 
-            make_checkpointer = AsyncCheckpointer
-            self.batches = Prefetcher(self.task, train.steps - 1)
+            self.prefetcher = Prefetcher(task, train.steps - 1)
             if can_capture(model):
                 single = train.accumulate == 1
                 self.forward_backward = CudaGraphs(self.objective, self.dtype, single_pass=single)
         self.optimizer = build_optimizer(model, train)  # now: sharding replaces parameters
-        self.checkpointer = make_checkpointer(
-            self.folder, model, self.optimizer, self.saved_model, world
+        self.checkpointer = Checkpointer(
+            folder, model, self.optimizer, self.saved_model, world, replica
         )
+        self.progress = self.checkpointer.load() or Progress(data=task.digest)
+        self._check_progress()
+        self.metrics = Metrics(folder, self.progress.step) if world.is_main else None
 
     def _check_progress(self) -> None:
         progress = self.progress
@@ -173,12 +176,13 @@ class Trainer:
         with _catch_signals(self.world) as received, bar, closing(self.checkpointer):
             if progress.step:
                 bar.say(f"resuming from step {progress.step}")
-            if self.metrics.skipped_lines:
-                path, count = self.folder / "metrics.jsonl", self.metrics.skipped_lines
-                bar.say(f"{path}: lines that could not be read, and are left out: {count}")
+            if self.probe is not None:
+                self.probe.resume(progress.step)
+                if progress.step == 0:
+                    self._record_probe()
             window = LogWindow()
             while progress.step < train.steps:
-                window.steps.append(self.step(progress.step))
+                window.add_step(self.step(progress.step))
                 progress.step += 1
                 # Signals may reach the processes in different steps; all save the same one.
                 stop = self.world.all_max(received())
@@ -191,13 +195,13 @@ class Trainer:
                     bar.update(progress.step, window.note())
                 if logs:
                     rate = learning_rate(train, self.dim, progress.step)
-                    self.metrics.write(
-                        progress.step, "train", window.scores() | {"learning_rate": rate}
-                    )
+                    self._log("train", window.scores() | {"learning_rate": rate})
                 if validates or saves or stop:
                     self._check_weights()
                 if validates:
                     self._validate(bar)
+                if self.probe is not None and progress.step in self.probe.steps:
+                    self._record_probe()
                 if saves or stop:
                     self._save(snapshot=saves and train.average_checkpoints > 1)
                 if stop and not is_last:
@@ -209,14 +213,15 @@ class Trainer:
             self.checkpointer.save_average(progress, about)
         self.checkpointer.load_model()
         self.close()
-        self.world.wait()
+        self.world.all_max(0)  # the others wait until the main process has written
         return progress
 
     def step(self, step: int) -> StepStats:
         """One update of the weights."""
         self.model.train()
         seed_step(self.seed, step, self.world.rank)
-        batches, stats = self.batches(step), StepStats()
+        batches = self.prefetcher(step) if self.prefetcher else self.task.batches(step)
+        stats = StepStats()
         for batch in batches:
             stats.add_counts(self.task.tokens(batch), self.objective.counts(batch))
         self.forward_backward(batches, stats)
@@ -230,8 +235,9 @@ class Trainer:
 
     def close(self) -> None:
         """Release threads and files."""
-        self.batches.close()
-        self.metrics.close()
+        for part in (self.prefetcher, self.metrics):
+            if part is not None:
+                part.close()
 
     def _should_compile(self) -> bool:
         """If requested, or if a run on a GPU is long enough to gain by it."""
@@ -246,10 +252,11 @@ class Trainer:
 
     def _check_losses(self, window: LogWindow) -> None:
         """Stop before weights of a loss that is not finite are saved, and name its batch."""
-        for steps_ago, nll in window.unchecked_nlls():
-            if not math.isfinite(nll):
-                step = self.progress.step - steps_ago
+        first = self.progress.step - len(window.unchecked)
+        for step, stats in enumerate(window.unchecked, start=first):
+            if not math.isfinite(nll := stats.nll()):
                 raise self._not_finite(f"the loss of step {step + 1} is {nll}", step)
+        window.unchecked = []
 
     def _check_weights(self) -> None:
         """A finite loss can have gradients that are not finite."""
@@ -270,7 +277,7 @@ class Trainer:
         with self.checkpointer.full_model() as model, torch.no_grad():
             scores = self.task.validate(model.eval()) if self.world.is_main else {}
         scores = self.world.broadcast(scores)
-        self.metrics.write(progress.step, "valid", scores)
+        self._log("valid", scores)
         shown = "  ".join(f"{name} {value:.3f}" for name, value in scores.items())
         bar.say(f"step {progress.step}  {shown}")
         is_best = progress.best is None or not scores["loss"] >= progress.best
@@ -278,6 +285,14 @@ class Trainer:
             progress.best, progress.best_step = scores["loss"], progress.step
         if is_best or self.train.checkpoint == "last":
             self.checkpointer.save_model({"step": progress.step, **scores, **self.metadata})
+
+    def _log(self, split: str, scores: dict[str, float]) -> None:
+        if self.metrics is not None:
+            self.metrics.write(self.progress.step, split, scores)
+
+    def _record_probe(self) -> None:
+        assert self.probe is not None
+        self.probe.record(self.saved_model, self.progress.step)
 
     def _save(self, *, snapshot: bool) -> None:
         """Planned saves have a snapshot for averaging; one at a signal would shift the mean."""

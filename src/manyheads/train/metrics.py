@@ -3,7 +3,6 @@
 import json
 import sys
 import time
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,76 +17,53 @@ from manyheads.train.step import StepStats
 SECONDS_BETWEEN_LINES = 10.0
 
 
-class LogWindow:
-    """The steps since the last log line."""
+class LogWindow(StepStats):
+    """Sums over the steps since the last log line; their losses may be `unchecked` yet."""
 
     def __init__(self) -> None:
-        self.steps: list[StepStats] = []
-        self.checked = 0
+        super().__init__()
+        self.unchecked: list[StepStats] = []
         self.began = time.monotonic()
 
-    def unchecked_nlls(self) -> Iterator[tuple[int, float]]:
-        """(How many steps ago, nll) of the steps since the last call; waits for the device."""
-        for index in range(self.checked, len(self.steps)):
-            yield len(self.steps) - index, self.steps[index].nll()
-        self.checked = len(self.steps)
+    def add_step(self, step: StepStats) -> None:
+        self.add_counts(step.tokens, step.counts)
+        for name, nll in step.sums.items():
+            self.sums[name] = self.sums[name] + nll if name in self.sums else nll
+        self.weights = step.weights
+        self.dropped, self.routed = self.dropped + step.dropped, self.routed + step.routed
+        self.unchecked.append(step)
 
     def scores(self) -> dict[str, float]:
         """The weighted loss, the mean of each term where there are several, and throughput."""
-        means, loss = {}, 0.0
-        for name, weight in self.steps[-1].weights.items():
-            count = max(1, sum(step.counts[name] for step in self.steps))
-            mean = float(sum(step.sums[name] for step in self.steps)) / count
-            means[f"{name}_loss"] = mean
-            loss += weight * mean
-        terms = means if len(means) > 1 else {}
-        for name in self.steps[-1].extra:
-            numerators, denominators = zip(*(step.extra[name] for step in self.steps), strict=True)
-            terms[name] = float(sum(numerators)) / float(sum(denominators))
-        tokens = sum(step.tokens for step in self.steps)
+        means = {name: float(nll) / max(1, self.counts[name]) for name, nll in self.sums.items()}
+        scores = {"loss": sum(weight * means[name] for name, weight in self.weights.items())}
+        if len(means) > 1:
+            scores |= {f"{name}_loss": mean for name, mean in means.items()}
+        if self.routed:
+            scores["dropped"] = float(self.dropped) / float(self.routed)
         seconds = max(1e-9, time.monotonic() - self.began)
-        return {"loss": loss, **terms, "tokens_per_second": tokens / seconds}
+        return scores | {"tokens_per_second": self.tokens / seconds}
 
     def note(self) -> str:
         """The scores in short, for the progress bar."""
         scores = self.scores()
-        extra = "".join(f"  {name} {scores[name]:.1%}" for name in self.steps[-1].extra)
-        return f"loss {scores['loss']:.3f}{extra}  {scores['tokens_per_second']:,.0f} tokens/s"
+        dropped = f"  dropped {scores['dropped']:.1%}" if self.routed else ""
+        return f"loss {scores['loss']:.3f}{dropped}  {scores['tokens_per_second']:,.0f} tokens/s"
 
 
-class NoMetrics:
-    """For processes that write nothing."""
-
-    skipped_lines = 0
-
-    def write(self, step: int, split: str, scores: dict[str, float]) -> None:
-        """Write nothing."""
-
-    def close(self) -> None:
-        """Close nothing."""
-
-
-class Metrics(NoMetrics):
+class Metrics:
     """metrics.jsonl, one object a line, and TensorBoard if it is installed.
 
-    Lines after `step`, the step to resume from, are dropped: their steps will be repeated.
+    Lines after `step`, the step to resume from, are dropped, since their steps will be repeated; so
+    are damaged ones.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
-        self.path = folder / "metrics.jsonl"
-        if self.path.exists():
-            lines = self.path.read_bytes().splitlines()
-            steps = [step_of(line) for line in lines]
-            pairs = zip(lines, steps, strict=True)
-            past = b"".join(line + b"\n" for line, at in pairs if at is not None and at <= step)
-            self.skipped_lines = steps[:-1].count(None)  # a kill may truncate the last line
-
-            def write(partial: Path) -> None:
-                partial.write_bytes(past)
-
-            replace_file(self.path, write)
+        self.path, self.first_step = folder / "metrics.jsonl", step + 1
+        lines = self.path.read_bytes().splitlines() if self.path.exists() else []
+        past = b"".join(line + b"\n" for line in lines if 0 <= step_of(line) <= step)
+        replace_file(self.path, lambda partial: partial.write_bytes(past))
         self.file = self.path.open("a", encoding="utf-8")
-        self.folder, self.first_step = folder, step + 1
         self.board: Any = None
         self.has_tensorboard = find_spec("tensorboard") is not None
 
@@ -99,15 +75,14 @@ class Metrics(NoMetrics):
             raise DataError(
                 f"{self.path} could not be saved ({error}): free disk space and try again"
             ) from None
-        if not self.has_tensorboard:
-            return
-        if self.board is None:
+        if self.has_tensorboard and self.board is None:
             # Imported late: it takes seconds.
             from torch.utils.tensorboard.writer import SummaryWriter
 
-            tensorboard = str(self.folder / "tensorboard")
-            self.board = SummaryWriter(tensorboard, purge_step=self.first_step)
-        for name, value in scores.items():
+            self.board = SummaryWriter(
+                str(self.path.with_name("tensorboard")), purge_step=self.first_step
+            )
+        for name, value in scores.items() if self.board is not None else ():
             self.board.add_scalar(f"{split}/{name}", value, step)
 
     def close(self) -> None:
@@ -116,12 +91,12 @@ class Metrics(NoMetrics):
             self.board.close()
 
 
-def step_of(line: bytes) -> int | None:
-    """The step of a line of metrics.jsonl, None if the line is damaged."""
+def step_of(line: bytes) -> int:
+    """The step of a line of metrics.jsonl, -1 if the line is damaged."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return None
+        return -1
 
 
 class Bar:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.train.step import Batches, Task
+from manyheads.train.step import Task
 
 DEVICE_LOCK = Lock()  # a copy to the device during a capture would break the capture
 
@@ -54,7 +54,7 @@ def tensors_of(batch: Any) -> dict[str, Tensor]:
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
-class Prefetcher(Batches):
+class Prefetcher:
     """Returns the batches of a step and starts a thread that makes those of the next.
 
     Copies use a stream of their own, so that they do not wait for the computation. Batches are
@@ -62,8 +62,7 @@ class Prefetcher(Batches):
     """
 
     def __init__(self, task: Task[Any], last_step: int) -> None:
-        super().__init__(task)
-        self.last_step = last_step
+        self.task, self.last_step = task, last_step
         self.stream = torch.cuda.Stream()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self.pending: tuple[int, Future[tuple[list[Any], torch.cuda.Event]]] | None = None

@@ -6,15 +6,16 @@ Each term is divided by its number of predictions in all micro-batches of the st
 batches, and batches split over processes, have the gradient of one large batch.
 """
 
-import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch import distributed as dist
 
 from manyheads import ops
 from manyheads.data.batching import IGNORE_INDEX
@@ -60,7 +61,7 @@ def cross_entropy(
     elif loss_mask is not None:
         labels = labels.masked_fill(~loss_mask.flatten(), IGNORE_INDEX)
     if count is None:
-        count = len(labels) if loss_mask is None else int((labels != IGNORE_INDEX).sum())
+        count = int((labels != IGNORE_INDEX).sum())
     objective, nll = ops.linear_cross_entropy(hidden, matrix, bias, labels, smoothing)
     return Loss(objective, nll, count)
 
@@ -123,21 +124,21 @@ class Objective(nn.Module):
 class StepStats:
     """A step's tokens and, for each loss term, its sum, weight and number of predictions.
 
-    `extra` holds fractions to report as (numerator, denominator).
+    Of `routed` choices of experts, `dropped` were over the capacity.
     """
 
     def __init__(self) -> None:
         self.tokens = 0
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
         self.sums: dict[str, Tensor] = {}
         self.weights: dict[str, float] = {}
-        self.extra: dict[str, tuple[Any, Any]] = {}
+        self.dropped: Tensor | int = 0
+        self.routed: Tensor | int = 0
 
     def add_counts(self, tokens: int, counts: dict[str, int]) -> None:
         """Of a micro-batch, before any is computed: gradients need the counts of all."""
         self.tokens += tokens
-        for name, count in counts.items():
-            self.counts[name] = self.counts.get(name, 0) + count
+        self.counts.update(counts)
 
     def divisors(self) -> dict[str, int]:
         return {name: max(1, count) for name, count in self.counts.items()}
@@ -148,27 +149,11 @@ class StepStats:
             nll = loss.nll.detach() if counted else torch.zeros_like(loss.nll)
             self.sums[name] = self.sums[name] + nll if name in self.sums else nll
             self.weights[name] = loss.weight
-        for layer in routing:
-            dropped, routed = self.extra.get("dropped", (0, 0))
-            if counted:
-                dropped, routed = dropped + layer.dropped, routed + layer.places
-            self.extra["dropped"] = dropped, routed
+        for layer in routing if counted else ():
+            self.dropped, self.routed = self.dropped + layer.dropped, self.routed + layer.places
 
     def nll(self) -> float:
         return float(sum(self.sums.values()))
-
-
-class Batches:
-    """The micro-batches of each step, made when they are needed."""
-
-    def __init__(self, task: Task[Any]) -> None:
-        self.task = task
-
-    def __call__(self, step: int) -> list[Any]:
-        return self.task.batches(step)
-
-    def close(self) -> None:
-        """Release threads, where there are any."""
 
 
 class ForwardBackward:
@@ -208,24 +193,17 @@ def weighted_sum(losses: dict[str, Loss], divisors: Mapping[str, Any]) -> Tensor
     return torch.stack(terms).sum() if len(terms) > 1 else terms[0]
 
 
+@dataclass(frozen=True)
 class World:
-    """The processes of a training: this one only, unless `torchrun` has started several.
+    """The processes of a training: this one is `rank` of `size`, and `local_rank` on its machine.
 
-    The main process, of rank 0, writes the run folder and the messages. `parallel.Processes` is
-    the version for several.
+    The main process, of rank 0, writes the run folder and the messages. `parallel.connected` makes
+    the world of processes that torchrun has started.
     """
 
-    rank, size = 0, 1
-
-    @staticmethod
-    def of_environment() -> "World":
-        """From the variables that torchrun sets."""
-        if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-            return ONE_PROCESS
-        from manyheads.train.parallel import Processes
-
-        processes = Processes.of_environment()
-        return processes if processes.size > 1 else ONE_PROCESS
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
 
     @property
     def is_distributed(self) -> bool:
@@ -235,34 +213,41 @@ class World:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def device(self, device: torch.device) -> torch.device:
-        """The device of this process."""
-        return device
-
-    def connected(self, report: Callable[[str], None]) -> AbstractContextManager[None]:
-        """Connected processes; an error that all of them raise is reported once."""
-        return nullcontext()
-
-    def exit(self, code: int = 0) -> None:
-        """End one of several processes."""
-
-    def wait(self) -> None:
-        """Barrier."""
-
-    def main_first(self) -> AbstractContextManager[None]:
-        """The main process, then the others; none continues before all are done."""
-        return nullcontext()
-
     def all_max(self, number: int) -> int:
-        return number
+        """The largest number of any process; also a barrier."""
+        if not self.is_distributed:
+            return number
+        tensor = torch.tensor(number)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return int(tensor)
+
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """The main process, then the others; none continues before all are done."""
+        if not self.is_main:
+            self.all_max(0)
+        yield
+        if self.is_main:
+            self.all_max(0)
+        self.all_max(0)
 
     def broadcast(self, scores: dict[str, float]) -> dict[str, float]:
         """The scores of the main process."""
-        return scores
+        objects = [scores]
+        if self.is_distributed:
+            dist.broadcast_object_list(objects, src=0, device=torch.device("cpu"))
+        return objects[0]
 
     def gather(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Complete tensors of sharded ones, on the main process; the others may get none."""
-        return tensors
+        """Complete tensors of those that FSDP shards, on the main process; none on the others."""
+        if not self.is_distributed:
+            return tensors
+        gathered = {}
+        for name, tensor in tensors.items():
+            full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+            if self.is_main:
+                gathered[name] = full.cpu()
+        return gathered
 
 
 ONE_PROCESS = World()

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from jaxtyping import Float
@@ -88,11 +87,8 @@ def curves(
         for name, points in runs.items():
             marker = "o" if len(points) == 1 else None  # a line of one point is invisible
             axes.plot(*zip(*points, strict=True), label=name, marker=marker)
-        for name, scale, axis in (("across", "xscale", axes.xaxis), ("up", "yscale", axes.yaxis)):
-            if name in logarithmic:
-                axes.set(**{scale: "log"})
-                axis.set_major_formatter("{x:g}")  # powers would be formulas
-                axis.set_minor_formatter("")
+        scales = {"across": "xscale", "up": "yscale"}
+        _set_logarithmic(axes, *(scales[name] for name in logarithmic))
         axes.set(xlabel=across, ylabel=label, title=title)
         axes.grid(alpha=0.3)
         axes.legend()
@@ -101,64 +97,25 @@ def curves(
 def growth(
     panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], label: str, path: Path
 ) -> None:
-    """Log-log panels by title, each with named lines; a name stands at the end of its line."""
-    tallest = max(len(lines) for lines in panels.values())
-    size = (6.2 * len(panels), 2.6 + 0.26 * tallest)
-    with _figure(size, path, columns=len(panels)) as (_, row):
+    """Log-log panels by title, each with named lines."""
+    with _figure((6.2 * len(panels), 5.2), path, columns=len(panels)) as (_, row):
         for axes, (title, lines) in zip(row, panels.items(), strict=True):
-            axes.set(xscale="log", yscale="log", title=title, xlabel=label)
-            plots = [axes.plot(*zip(*lines[name], strict=True), marker="o")[0] for name in lines]
-            lengths = sorted({length for points in lines.values() for length, _ in points})
-            axes.set_xticks(lengths, list(map(str, lengths)), rotation=45)
-            _set_log_ticks(axes.yaxis)
-            axes.minorticks_off()
+            for name, points in lines.items():
+                axes.plot(*zip(*points, strict=True), marker="o", label=name)
+            axes.set(title=title, xlabel=label)
+            _set_logarithmic(axes, "xscale", "yscale")
             axes.grid(alpha=0.3)
-            _label_ends(axes, list(lines), plots, gap=0.75 / tallest)
+            axes.legend(fontsize=8)
 
 
-def _set_log_ticks(axis: Any) -> None:
-    """Powers of ten; if fewer than two are in view, 1, 2, 5; else even steps."""
-    from matplotlib.ticker import LogLocator, MaxNLocator
+def _set_logarithmic(axes: Any, *scales: str) -> None:
+    from matplotlib.ticker import LogFormatter
 
-    for locator in (LogLocator(), LogLocator(subs=(1, 2, 5)), MaxNLocator(5)):
-        axis.set_major_locator(locator)
-        low, high = axis.get_view_interval()
-        if sum(low <= tick <= high for tick in axis.get_majorticklocs()) > 1:
-            break
-    axis.set_major_formatter("{x:g}")  # powers would be formulas
-
-
-def _label_ends(axes: Any, names: Sequence[str], lines: Sequence[Any], gap: float) -> None:
-    """The name of each line next to the axes, at the height of its end."""
-    ends = [line.get_xydata()[-1] for line in lines]
-    to_axes = axes.transData - axes.transAxes
-    heights = [float(to_axes.transform(end)[1]) for end in ends]
-    order = sorted(range(len(lines)), key=heights.__getitem__)
-    spaced = _space_out([heights[index] for index in order], min(gap, 0.06))
-    for index, height in zip(order, spaced, strict=True):
-        colour = lines[index].get_color()
-        arrow = {"arrowstyle": "-", "color": colour, "alpha": 0.4, "relpos": (0.0, 0.5)}
-        axes.annotate(
-            names[index],
-            ends[index],
-            (1.04, height),
-            textcoords="axes fraction",
-            color=colour,
-            va="center",
-            arrowprops=arrow,
-            annotation_clip=False,
-        )
-
-
-def _space_out(heights: Sequence[float], gap: float) -> list[float]:
-    """Move rising heights as little as keeps them a gap apart; those that collide share it."""
-    groups: list[list[float]] = []
-    for index, height in enumerate(heights):
-        groups.append([height - index * gap])
-        while len(groups) > 1 and fmean(groups[-2]) > fmean(groups[-1]):
-            groups[-2:] = [groups[-2] + groups[-1]]
-    moved = [fmean(group) for group in groups for _ in group]
-    return [height + index * gap for index, height in enumerate(moved)]
+    for scale in scales:
+        axes.set(**{scale: "log"})
+        axis = axes.xaxis if scale == "xscale" else axes.yaxis
+        axis.set_major_formatter("{x:g}")  # powers would be formulas
+        axis.set_minor_formatter(LogFormatter())  # labels within a decade
 
 
 def head_grid(weights: Float[Tensor, "layers heads t s"], title: str, path: Path) -> None:
@@ -223,26 +180,15 @@ def surfaces(
 def confusion(
     counts: Sequence[Sequence[int]], names: Sequence[str], title: str, path: Path
 ) -> None:
-    """Confusion matrix: the share of each true class (row) that is predicted as each class.
-
-    A class without images has no shares: its row is empty and labelled so.
-    """
-    totals = [sum(row) for row in counts]
-    shares = [
-        [count / total if total else math.nan for count in row]
-        for row, total in zip(counts, totals, strict=True)
-    ]
-    correct = sum(row[index] for index, row in enumerate(counts)) / max(1, sum(totals))
-    accuracy = f"accuracy {100 * correct:.2f} % of {sum(totals):,} pictures"
+    """Confusion matrix: the share of each true class (row) that is predicted as each class."""
+    total = sum(map(sum, counts))
+    shares = [[count / max(1, sum(row)) for count in row] for row in counts]
+    correct = sum(row[index] for index, row in enumerate(counts)) / max(1, total)
+    accuracy = f"accuracy {100 * correct:.2f} % of {total:,} pictures"
     side = min(MAX_SIDE, 2.4 + 0.42 * len(names))
-    centred = {"ha": "center", "va": "center", "fontsize": 6}
     with _figure((side + 1.0, side), path) as (figure, [axes]):
-        colours = _pyplot().get_cmap("viridis").with_extremes(bad="0.85")
-        image = axes.imshow(shares, **WEIGHTS | {"cmap": colours})
+        image = axes.imshow(shares, **WEIGHTS)
         axes.set(xlabel="predicted class", ylabel="true class", title=f"{title}\n{accuracy}")
-        for row, total in enumerate(totals):
-            if not total:
-                axes.text((len(names) - 1) / 2, row, "no picture", **centred)
         if side < MAX_SIDE:  # there is room for the name of each class
             axes.set_xticks(
                 range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor"
@@ -251,7 +197,8 @@ def confusion(
             for row, line in enumerate(shares):
                 for column, share in enumerate(line):
                     colour = "black" if share > 0.6 else "white"
-                    axes.text(column, row, counts[row][column] or "", color=colour, **centred)
+                    text = counts[row][column] or ""
+                    axes.text(column, row, text, color=colour, ha="center", va="center", fontsize=6)
         figure.colorbar(image, ax=axes, label="share of the class", fraction=0.05)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from manyheads.decode.translate import Translator
 from manyheads.errors import UserError
+from manyheads.evaluate.alignment import word_maps
 from manyheads.loading import TorchRun
 from manyheads.models.bert import Bert
 from manyheads.models.capture import attentions, capture
@@ -31,6 +32,7 @@ from manyheads.nn.positions import (
     Shaw,
     Sinusoidal,
 )
+from manyheads.phrasebook import Pair
 
 
 @dataclass(frozen=True)
@@ -75,15 +77,13 @@ def attention_maps(loaded: TorchRun, text: str, target: str | None = None) -> di
         translator = Translator(model, tokenizer, loaded.run.decode)
         special = translator.special_tokens
         source = special.source(tokenizer.encode(text))
-        inputs = [batch(source)]
         if target is None:
-            hypotheses = translator.search([text], n_best=1)[0]
-            output = hypotheses[0].tokens if hypotheses else []
+            batch(source)  # refuses a text that is too long
+            output = next((h.tokens for h in translator.search([text], n_best=1)[0]), [])
         else:
             output = tokenizer.encode(target)
-        inputs.append(batch([special.start, *output]))
         with capture(model) as maps:
-            model(*inputs)
+            model(batch(source), batch([special.start, *output]))
         keys, queries, predicted = map(
             tokenizer.subwords, (source, [special.start, *output], [*output, special.end])
         )
@@ -95,14 +95,14 @@ def attention_maps(loaded: TorchRun, text: str, target: str | None = None) -> di
     elif isinstance(model, Gpt | Bert):
         if target is not None:
             raise UserError("--target works only with encoder–decoders: leave it out")
-        stack = "decoder" if isinstance(model, Gpt) else "encoder"
         ids = tokenizer.encode(text)
         if isinstance(model, Bert):
             tokenizer = loaded.encoder().tokenizer
             [(ids, _)] = tokenizer.framed([text])
         with capture(model) as maps:
             model.hidden(batch(ids))
-        labels = {(stack, "self"): (tokenizer.subwords(ids), tokenizer.subwords(ids))}
+        words = tokenizer.subwords(ids)
+        labels = {(stack, "self"): (words, words) for stack in ("encoder", "decoder")}
     else:
         raise loaded.unsupported("has maps of a text", "a model that reads one")
     result = {}
@@ -113,6 +113,15 @@ def attention_maps(loaded: TorchRun, text: str, target: str | None = None) -> di
             raise UserError(f"the maps of {stack}.{kind} differ in size: none is drawn")
         result[f"{stack}.{kind}"] = TextMaps(torch.stack(layers), *labels[stack, kind])
     return result
+
+
+def word_alignment(loaded: TorchRun, pair: Pair) -> dict[str, TextMaps]:
+    """The map decoder.cross between the words of a sentence of the phrasebook."""
+    model: Any = loaded.model
+    [(_, weights)] = word_maps(model, loaded.tokenizer, [pair])
+    rows = [pair.target[a:b] for a, b in pair.target_words]
+    columns = [pair.source[a:b] for a, b in pair.source_words]
+    return {"decoder.cross": TextMaps(torch.as_tensor(weights), rows, columns)}
 
 
 # ---------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from manyheads.web import (
     runs,
     tokens,
     translating,
+    watch,
 )
 from manyheads.web.guard import AccessPolicy, Guard, Limits
 from manyheads.web.library import Library
@@ -79,6 +80,7 @@ def build_app(
             *music.ROUTES,
             *translating.ROUTES,
             *decoding.ROUTES,
+            *watch.ROUTES,
             Mount("/page", StaticFiles(directory=PAGE)),
             Route("/", page),
             Route("/{page}", page),

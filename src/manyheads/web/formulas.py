@@ -5,11 +5,11 @@ import math
 from torch import nn
 
 from manyheads.nn.attention import CrossAttention, SelfAttention
-from manyheads.nn.grid_positions import GridPosition
 from manyheads.nn.layers import ACTIVATIONS, FeedForward, GatedFeedForward, LMHead, Residual
 from manyheads.nn.positions import (
     AlibiPosition,
     BucketPosition,
+    GridPosition,
     LearnedPosition,
     Position,
     RelativePosition,
@@ -89,20 +89,10 @@ def biased(part: Position) -> str:
     if isinstance(part, BucketPosition):
         return "b_h(bucket(j − i))"
     if isinstance(part, RelativePosition):
-        return _relative(part)
+        return "S_rel[i, j] / √c,  S_rel[i, j] = q_i · e_{j−i}"
     if isinstance(part, ShawPosition):
         return "q_i · a^K_{clip(j−i)} / √c"
     return "the term that this scheme adds to the scores"
-
-
-def _relative(part: RelativePosition) -> str:
-    """S_rel; with several voices per time step also the distances in steps and in voices."""
-    by_distance = "S_rel[i, j] = q_i · e_{j−i}"
-    if part.period is None:
-        return f"S_rel[i, j] / √c,  {by_distance}"
-    i, j = (f"({letter}−{part.first})" if part.first else letter for letter in "ij")
-    steps, voices = f"e′_{{⌊{j}/p⌋−⌊{i}/p⌋}}", f"e″_{{{j} mod p − {i} mod p}}"
-    return f"(S_rel[i, j] + q_i · ({steps} + {voices})) / √c,  {by_distance},  p = {part.period}"
 
 
 def plus_bias(part: nn.Module, letter: str = "b") -> str:

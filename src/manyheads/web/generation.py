@@ -48,12 +48,10 @@ class PrefixConstraints(LogitsConstraints):
         length: Int[Tensor, " #rows"],
         last: Bool[Tensor, " rows"] | None = None,
         total: Float[Tensor, "rows 1"] | None = None,
-        *,
-        forces: bool = True,
     ) -> None:
         position = int(length[0])
         if position > len(self.prefix):
-            super().apply(logits, length, last, total, forces=forces)
+            super().apply(logits, length, last, total)
             return
         token = self.prefix[position - 1]
         price = logits[:, token].clone()

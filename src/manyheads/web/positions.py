@@ -23,12 +23,12 @@ from torch.nn import functional as F
 from manyheads.errors import UserError
 from manyheads.models.vit import VitConfig
 from manyheads.nn.block import Block
-from manyheads.nn.grid_positions import GridPosition, Sinusoidal2d
 from manyheads.nn.positions import (
     Alibi,
     AlibiPosition,
     BucketPosition,
     Buckets,
+    GridPosition,
     Learned,
     LearnedPosition,
     Position,
@@ -41,6 +41,7 @@ from manyheads.nn.positions import (
     Shaw,
     ShawPosition,
     Sinusoidal,
+    Sinusoidal2d,
     SinusoidalPosition,
     skew,
 )

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,14 @@ def _metrics(fields: Fields, library: Library) -> Response:
 
 
 def read_metrics(path: Path, since: int = 0, version: str = "") -> dict[str, Any]:
-    """The complete lines of a metrics file after byte `since`; a partial last line is skipped."""
+    """The records of a metrics file after byte `since`."""
+    return read_records(path, since, version, _record)
+
+
+def read_records(
+    path: Path, since: int, version: str, parse: Callable[[bytes], dict[str, Any] | None]
+) -> dict[str, Any]:
+    """The complete lines of a file after byte `since`; a partial last line is skipped."""
     try:
         status = path.stat()
         current_version = f"{status.st_ino:x}"
@@ -137,11 +144,11 @@ def read_metrics(path: Path, since: int = 0, version: str = "") -> dict[str, Any
         with path.open("rb") as file:
             file.seek(begin)
             data = file.read(MOST_BYTES)
-    except OSError:  # no metrics yet
+    except OSError:  # nothing measured yet
         empty = {"records": [], "broken": 0, "next": 0, "version": ""}
         return {**empty, "reset": bool(version), "more": False}
     complete = data[: data.rfind(b"\n") + 1]
-    parsed = [_record(line) for line in complete.splitlines()]
+    parsed = [parse(line) for line in complete.splitlines()]
     records = [record for record in parsed if record is not None]
     answer = {
         "records": records,

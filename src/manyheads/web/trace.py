@@ -217,7 +217,7 @@ def _attention(
     weights = record.maps.by_layer[key][-1]
     v, core = share_heads(_values(attention, seen), heads), attention.core
     core_forward = core.forward if isinstance(core, nn.Module) else core.__call__
-    exact = isinstance(core, ExactAttention)
+    exact = isinstance(core, ExactAttention) and core.exact
     value_bias = position.value_bias(weights, mask) if exact else None
     mixed = rearrange(seen[attention.output].args[0], "b t (h c) -> b h t c", h=heads)
     attention_forward = attention.forward

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from manyheads.baselines.rnn import initialise_lstm
+from manyheads.baselines.baseline import initialise_lstms
 from manyheads.nn.block import initialise
 from manyheads.nn.layers import LMHead
 from manyheads.nn.shapes import Hidden, Logits, Tokens
@@ -36,7 +36,7 @@ class LstmModel(nn.Module):
         self.lstm = nn.LSTM(config.dim, config.dim, config.layers, batch_first=True)
         self.head = LMHead(config.vocab_size, config.dim, tied=True, bias="none")
         initialise(self, "xavier", config.layers)
-        initialise_lstm(self.lstm)
+        initialise_lstms(self.lstm)
         self.remember(1.0)
 
     def remember(self, bias: float, write: float = 0.0) -> None:

@@ -19,10 +19,10 @@ export function saving(view) {
   return element(
     "div",
     { class: "saving", role: "group", "aria-label": "Save" },
-    button("PNG", async (it) => save(`${it.name}.png`, await png(it.svg()))),
-    button("SVG", (it) => save(`${it.name}.svg`, blob(it.svg(), "image/svg+xml"))),
-    button("CSV", (it) => save(`${it.name}.csv`, blob(csv(it.table()), "text/csv"))),
-    button("HTML", (it) => save(`${it.name}.html`, blob(html(it), "text/html"))),
+    button("PNG", async (it) => saveFile(`${it.name}.png`, await png(it.svg()))),
+    button("SVG", (it) => saveFile(`${it.name}.svg`, blob(it.svg(), "image/svg+xml"))),
+    button("CSV", (it) => saveFile(`${it.name}.csv`, blob(csv(it.table()), "text/csv"))),
+    button("HTML", (it) => saveFile(`${it.name}.html`, blob(html(it), "text/html"))),
   );
 }
 
@@ -81,7 +81,8 @@ export function picture(width, height, inside) {
 
 const blob = (text, type) => new Blob([text], { type: `${type};charset=utf-8` });
 
-function save(name, content) {
+/** Saves a file. @param {string} name @param {Blob} content */
+export function saveFile(name, content) {
   const address = URL.createObjectURL(content);
   element("a", { href: address, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(address), 1000);

@@ -1,7 +1,8 @@
 // The frame: menu, the page in the URL, presenter mode, light and dark theme, help.
 
 import { element, identity } from "./dom.js";
-import { pageOf, PAGES, SHARED_KEYS } from "./pages.js";
+import { fits, pageOf, PAGES, SHARED_KEYS } from "./pages.js";
+import { usableRuns } from "./runs.js";
 import { address, change, go, onChange, pageName, read } from "./state.js";
 
 const GLOBAL_KEYS = [
@@ -17,6 +18,7 @@ let drawing = new AbortController();
 let drawn = ""; // the page on screen
 let keys = [];
 let focused = ""; // the focused control before a redraw
+let run = null; // the run in the URL: the menu shows the pages that fit it
 
 /** Shows an error message; an empty message hides it. @param {string} message */
 function say(message) {
@@ -28,10 +30,12 @@ async function draw() {
   const name = pageName();
   const state = read();
   remember();
+  if (run?.name !== state.run) run = null;
   frame(name, state);
   restore();
   drawing.abort();
   const controller = (drawing = new AbortController());
+  if (state.run && !run) chooseRun(name, state, controller.signal);
   content.setAttribute("aria-busy", "true");
   try {
     const page = await import(`./pages/${name}.js`);
@@ -53,6 +57,16 @@ async function draw() {
   }
 }
 
+/** Finds the run in the URL, and draws the menu for it; without one the menu has all pages. */
+async function chooseRun(name, state, signal) {
+  const runs = await usableRuns(signal).catch(() => []);
+  if (signal.aborted) return;
+  run = runs.find((one) => one.name === state.run) ?? null;
+  remember();
+  frame(name, state);
+  restore();
+}
+
 /** Keeps the keyboard focus on the same control after a redraw. */
 function remember() {
   const on = document.activeElement;
@@ -71,10 +85,18 @@ function frame(name, state) {
   document.documentElement.classList.toggle("presenter", state.present === "1");
   document.documentElement.dataset.theme = state.theme ?? "";
   const shared = Object.fromEntries(SHARED_KEYS.filter((key) => key in state).map((key) => [key, state[key]]));
-  const links = PAGES.map((page) =>
-    element("a", { href: address(page.name, shared), "aria-current": page.name === name ? "page" : null }, page.title),
+  const link = (page) =>
+    element("a", { href: address(page.name, shared), "aria-current": page.name === name ? "page" : null }, page.title);
+  const shown = PAGES.filter((page) => page.name === name || !run || fits(page, run));
+  const groups = [...new Set(shown.map((page) => page.group))].map((group) =>
+    element(
+      "div",
+      { class: "group", role: "group", "aria-label": group },
+      element("span", { "aria-hidden": "true" }, group),
+      ...shown.filter((page) => page.group === group).map(link),
+    ),
   );
-  document.getElementById("pages").replaceChildren(...links);
+  document.getElementById("pages").replaceChildren(...groups);
   document.getElementById("tools").replaceChildren(
     tool("Presenter", state.present === "1", togglePresenter),
     tool("Dark", isDark(), () => change({ theme: isDark() ? "light" : "dark" }, { replace: true })),

@@ -10,6 +10,7 @@ const TEXTS = [...TRANSLATORS, "gpt", "bert"];
 /**
  * @typedef {object} Page
  * @property {string} name of its module and in its address @property {string} title
+ * @property {string} group in the menu
  * @property {string[]} [kinds] of models that it supports, in addition to the runs that list it in `can`;
  * all kinds if omitted
  * @property {string} [needed] what these models are called @property {string} [command] trains one of them
@@ -18,18 +19,20 @@ const TEXTS = [...TRANSLATORS, "gpt", "bert"];
 
 /** @type {Page[]} */
 export const PAGES = [
-  { name: "runs", title: "Runs" },
-  { name: "train", title: "Train" },
-  { name: "flow", title: "Flow", kinds: ["seq2seq", "decoder-only-seq2seq", "gpt", "bert"], needed: "Transformers that read text", command: "manyheads demo" },
-  { name: "attention", title: "Attention", kinds: TEXTS, needed: "models that read text", command: "manyheads demo" },
-  { name: "translate", title: "Translate", kinds: TRANSLATORS, needed: "runs that translate", command: "manyheads demo" },
-  { name: "decode", title: "Decode", kinds: [...TRANSLATORS, "gpt"], needed: "runs that generate text", command: "manyheads demo" },
-  { name: "tokens", title: "Tokens", kinds: TEXTS, needed: "runs that read text", command: "manyheads demo" },
-  { name: "positions", title: "Positions", kinds: ["seq2seq", "decoder-only-seq2seq", "gpt", "bert", "vit"], needed: "Transformers", command: "manyheads demo", opens: { scheme: "run" } },
-  { name: "lens", title: "Lens", kinds: ["gpt", "seq2seq", "decoder-only-seq2seq", "imported"], needed: "language models and decoders", command: "manyheads train language data.folder=books --out runs/books" },
-  { name: "fill", title: "Fill", kinds: ["imported"], needed: "masked language models", command: "manyheads train bert-mini data.folder=corpus --out runs/mini" },
-  { name: "image", title: "Image", kinds: ["vit", "imported"], needed: "image models", command: "manyheads train images data.folder=mnist --out runs/mnist" },
-  { name: "music", title: "Music", kinds: [], needed: "music models", command: "manyheads train jsb-chorales data.folder=jsb_chorales --out runs/chorales" },
+  { name: "runs", group: "Start", title: "Runs" },
+  { name: "tour", group: "Learn", title: "Tour", kinds: ["seq2seq"], needed: "Transformers that translate", command: "manyheads demo" },
+  { name: "watch", group: "Learn", title: "Watch", kinds: TRANSLATORS.filter((kind) => kind !== "imported"), needed: "runs that translate", command: "manyheads demo" },
+  { name: "flow", group: "Look inside", title: "Flow", kinds: ["seq2seq", "decoder-only-seq2seq", "gpt", "bert"], needed: "Transformers that read text", command: "manyheads demo" },
+  { name: "attention", group: "Look inside", title: "Attention", kinds: TEXTS, needed: "models that read text", command: "manyheads demo" },
+  { name: "lens", group: "Look inside", title: "Lens", kinds: ["gpt", "seq2seq", "decoder-only-seq2seq", "imported"], needed: "language models and decoders", command: "manyheads train language data.folder=books --out runs/books" },
+  { name: "positions", group: "Look inside", title: "Positions", kinds: ["seq2seq", "decoder-only-seq2seq", "gpt", "bert", "vit"], needed: "Transformers", command: "manyheads demo", opens: { scheme: "run" } },
+  { name: "tokens", group: "Look inside", title: "Tokens", kinds: TEXTS, needed: "runs that read text", command: "manyheads demo" },
+  { name: "translate", group: "Use", title: "Translate", kinds: TRANSLATORS, needed: "runs that translate", command: "manyheads demo" },
+  { name: "decode", group: "Use", title: "Decode", kinds: [...TRANSLATORS, "gpt"], needed: "runs that generate text", command: "manyheads demo" },
+  { name: "fill", group: "Use", title: "Fill", kinds: ["imported"], needed: "masked language models", command: "manyheads train bert-mini data.folder=corpus --out runs/mini" },
+  { name: "image", group: "Use", title: "Image", kinds: ["vit", "imported"], needed: "image models", command: "manyheads train images data.folder=mnist --out runs/mnist" },
+  { name: "music", group: "Use", title: "Music", kinds: [], needed: "music models", command: "manyheads train jsb-chorales data.folder=jsb_chorales --out runs/chorales" },
+  { name: "train", group: "Training", title: "Train" },
 ];
 
 /** @param {string} name @returns {Page|undefined} */

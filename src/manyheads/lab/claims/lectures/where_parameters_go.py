@@ -3,10 +3,10 @@
 from itertools import pairwise
 
 from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting
-from manyheads.presets import GPT3_SIZES, preset
+from manyheads.presets import preset, presets
 from manyheads.summary import ModelSummary, summarize
 
-SIZES = ("gpt3-small", *GPT3_SIZES)
+SIZES = tuple(name for name in presets() if name.startswith("gpt3-"))
 PAIRS = ("attention scores", "attention mixing")  # cost n² per sequence
 PARTS = {
     "feed-forward": ("feed-forward",),

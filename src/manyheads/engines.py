@@ -1,0 +1,252 @@
+"""Engines: the program that decodes. PyTorch runs every model, CTranslate2 many, faster on a CPU.
+
+`auto` takes CTranslate2 on a CPU if it is installed and gives the output of the run's own settings.
+The model is converted once, into RUN/engines/ctranslate2-DTYPE-CHECKSUM. The checksum is that of
+weights, tokenizer and special tokens, so a run that has changed is converted again.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from manyheads import __version__
+from manyheads.config import dump, nearest
+from manyheads.decode.beam import Decode
+from manyheads.decode.decoder import all_modules
+from manyheads.decode.generate import BaseGenerator, Generator, ignore
+from manyheads.decode.translate import BaseTranslator, Translator
+from manyheads.errors import DataError, UserError
+from manyheads.exchange.ctranslate2 import (
+    Ctranslate2Generator,
+    Ctranslate2Model,
+    Ctranslate2Translator,
+    write_ctranslate2,
+)
+from manyheads.fileio import check_sum, check_sum_of
+from manyheads.models.gpt import Gpt
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.run import SETTINGS
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.train.checkpoint import checksum
+
+ENGINES, DTYPES = ("auto", "torch", "ctranslate2"), ("float32", "bfloat16", "int8")
+FOLDER, SUMS, CONVERTING = "engines", "checksums.json", ".converting"
+ABANDONED = 3600  # seconds after which a conversion that was not finished is removed
+
+# Conversions of runs in read-only folders; removed when the process ends.
+_TEMPORARY: dict[str, tempfile.TemporaryDirectory[str]] = {}
+# The opened conversion of a model, and what it depends on.
+_OPENED: WeakKeyDictionary[nn.Module, tuple[object, Ctranslate2Model]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The choice of an engine, and how weights are stored; `report` gets the result of `auto`."""
+
+    name: str = "torch"
+    dtype: str = "float32"
+    report: Callable[[str], None] = ignore
+
+    def __post_init__(self) -> None:
+        for option, value, known in (
+            ("engine", self.name, ENGINES),
+            ("dtype", self.dtype, DTYPES),
+        ):
+            if value not in known:
+                raise UserError(f"--{option} {value}: {nearest(value, known)}")
+        if self.name == "torch" and self.dtype == "int8":
+            raise UserError("--dtype int8 needs CTranslate2: leave out --engine torch")
+        if self.name == "ctranslate2" and self.dtype == "bfloat16":
+            raise UserError("--dtype bfloat16 needs PyTorch: leave out --engine ctranslate2")
+
+    @property
+    def is_ctranslate2(self) -> bool:
+        """True if only CTranslate2 will do."""
+        return self.name == "ctranslate2" or self.dtype == "int8"
+
+    def only_torch(self, reason: str, device: torch.device) -> "Engine":
+        """PyTorch on a device, for this reason."""
+        if self.is_ctranslate2:
+            raise UserError(f"{reason}: leave out --engine ctranslate2 and --dtype int8")
+        if self.name == "auto":
+            self._report_torch(reason, device)
+        return replace(self, name="torch")
+
+    def _report_torch(self, reason: object, device: torch.device) -> None:
+        """With the reason only where CTranslate2 could have run."""
+        is_usual = find_spec("ctranslate2") is None or device.type != "cpu"
+        self.report("engine: torch" if is_usual else f"engine: torch ({reason})")
+
+    def translator(self, folder: Path, translator: Translator) -> BaseTranslator:
+        """A translator that gives what `translator` gives, for the run in `folder`."""
+        model = self._converted(folder, translator, "Translator")
+        if model is None:
+            return translator
+        twin: Any = None if self.dtype == "int8" else translator.model
+        return Ctranslate2Translator(model, translator.tokenizer, translator.decode, twin)
+
+    def generator(self, folder: Path, generator: Generator) -> BaseGenerator:
+        model = self._converted(folder, generator, "Generator")
+        if model is None:
+            return generator
+        twin = None if self.dtype == "int8" else generator.model
+        settings = generator.tokenizer, generator.decode, generator.warn
+        return Ctranslate2Generator(model, *settings, twin)
+
+    def _converted(
+        self, folder: Path, decoder: Translator | Generator, kind: str
+    ) -> Ctranslate2Model | None:
+        """The model for CTranslate2; None if PyTorch is the engine."""
+        if self.name == "torch":
+            return None
+        try:
+            if reason := why_not(decoder.model, decoder.decode):
+                raise UserError(reason)
+            if self.name == "auto" and not (folder / SETTINGS).is_file():
+                raise UserError("another program's folder is left unchanged: import it")
+            model = _open(folder, decoder, kind, self.dtype)
+        except (UserError, DataError) as error:
+            if self.is_ctranslate2:
+                raise UserError(f"the engine CTranslate2 cannot run {folder}: {error}") from None
+            self._report_torch(error, decoder.device)
+            return None
+        if self.name == "auto":
+            self.report(f"engine: ctranslate2, {self.dtype}")
+        return model
+
+
+def why_not(model: nn.Module, decode: Decode) -> str:
+    """Why CTranslate2 would not give what PyTorch gives; "" if it does."""
+    parameters = list(model.parameters())
+    is_search = isinstance(model, Seq2Seq) and decode.beam > 1
+    reasons = {
+        "ctranslate2 is not installed: pip install 'manyheads[ctranslate2]'": (
+            find_spec("ctranslate2") is None
+        ),
+        f"the model is on {parameters[0].device}: use --device cpu": (
+            parameters[0].device.type != "cpu"
+        ),
+        "CTranslate2 has no such model": not isinstance(model, Gpt | Seq2Seq),
+        f"the weights are in {parameters[0].dtype}": (
+            any(parameter.dtype != torch.float32 for parameter in parameters)
+        ),
+        "the model has hooks": any(
+            module._forward_hooks or module._forward_pre_hooks for module in all_modules(model)
+        ),
+        f"CTranslate2 has no decode.stopping={decode.stopping}": (
+            is_search and decode.stopping != "early"
+        ),
+        "CTranslate2 stops otherwise with decode.length_penalty=0": (
+            is_search and decode.length_penalty == 0
+        ),
+        "CTranslate2 treats decode.min_length differently": is_search and decode.min_length > 0,
+        "CTranslate2 treats decode.forced_bos differently": decode.forced_bos is not None,
+        "CTranslate2 treats decode.suppress_tokens differently": decode.suppress_tokens is not None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+# --- Conversions in the run folder ----------------------------------------------------------------
+
+
+def _open(folder: Path, decoder: Translator | Generator, kind: str, dtype: str) -> Ctranslate2Model:
+    """The conversion of a model, opened; one that cannot be opened is made again."""
+    model, decode = decoder.model, decoder.decode
+    weights = tuple((weight.data_ptr(), weight._version) for weight in model.parameters())
+    special = decode.start, decode.end, decode.source_start
+    key = folder, dtype, special, torch.get_num_threads(), weights
+    if model in _OPENED and _OPENED[model][0] == key:
+        return _OPENED[model][1]
+    path = convert(folder, model, decoder.tokenizer, decode, dtype)
+    try:
+        opened = Ctranslate2Model(path, kind)
+    except (DataError, UserError):  # removed by another process, or of another version
+        shutil.rmtree(path, ignore_errors=True)
+        opened = Ctranslate2Model(convert(folder, model, decoder.tokenizer, decode, dtype), kind)
+    _OPENED[model] = key, opened
+    return opened
+
+
+def convert(
+    folder: Path, model: Any, tokenizer: Tokenizer, decode: Decode, dtype: str = "float32"
+) -> Path:
+    """The model as a CTranslate2 folder inside the run folder, made if it is not there.
+
+    A folder gets its name when it is complete. If the run folder cannot be written, the conversion
+    is in a temporary folder of this process.
+    """
+    key = _checksum(model, tokenizer, decode)
+    name = f"ctranslate2-{dtype}-{key}"
+    path = folder / FOLDER / name
+    if is_intact(path):
+        return path
+    try:
+        if not (folder / SETTINGS).is_file():
+            raise OSError("another program's folder")
+        path.parent.mkdir(exist_ok=True)
+        partial = Path(tempfile.mkdtemp(CONVERTING, f".{name}.", path.parent))
+        partial.chmod(folder.stat().st_mode)  # as open as the run folder
+    except OSError:
+        if name not in _TEMPORARY or not is_intact(Path(_TEMPORARY[name].name)):
+            _TEMPORARY[name] = tempfile.TemporaryDirectory(prefix=name)
+            _write(Path(_TEMPORARY[name].name), model, tokenizer, decode, dtype)
+        return Path(_TEMPORARY[name].name)
+    try:
+        _write(partial, model, tokenizer, decode, dtype)
+        shutil.rmtree(path, ignore_errors=True)  # damaged
+        os.rename(partial, path)
+    except OSError as error:
+        if not is_intact(path):  # else another process was faster
+            raise DataError(f"{path} could not be written ({error})") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    _remove_others(path, key)
+    return path
+
+
+def _write(folder: Path, model: Any, tokenizer: Tokenizer, decode: Decode, dtype: str) -> None:
+    """A conversion with the checksums of its files, on disk when this returns."""
+    write_ctranslate2(model, tokenizer, folder, dtype, decode)
+    sums = {file.name: check_sum_of(file) for file in folder.iterdir()}
+    (folder / SUMS).write_text(json.dumps(sums), encoding="utf-8")
+    for file in folder.iterdir():
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+
+
+def is_intact(folder: Path) -> bool:
+    """True if all files of a conversion match their checksums."""
+    try:
+        sums = json.loads((folder / SUMS).read_bytes())
+        return all(check_sum_of(folder / name) == value for name, value in sums.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _remove_others(path: Path, key: str) -> None:
+    """Remove conversions of other weights, and those that a kill has left unfinished."""
+    for other in path.parent.iterdir():
+        is_partial = other.name.endswith(CONVERTING)
+        if is_partial and time.time() - other.stat().st_mtime < ABANDONED:
+            continue  # another process may be writing it
+        if is_partial or not other.name.endswith(key):
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _checksum(model: nn.Module, tokenizer: Tokenizer, decode: Decode) -> str:
+    """Of all that a conversion depends on: weights, then settings, tokenizer and version."""
+    special = decode.start, decode.end, decode.source_start
+    settings = __version__, dump(model.config), tokenizer.to_json(), special
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    return checksum(weights) + check_sum(json.dumps(settings, sort_keys=True).encode())

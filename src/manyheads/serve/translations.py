@@ -1,0 +1,246 @@
+"""Translations: the APIs of LibreTranslate (/translate, /languages, /detect) and DeepL (/v2).
+
+Errors of the first are {"error": text}, of the second {"message": text}. Texts of several requests
+are translated in one batch.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from manyheads.decode.translate import BREAKS
+from manyheads.errors import UserError
+from manyheads.loading import LoadedRun
+from manyheads.run import Run
+from manyheads.serve.batching import Bounds, Job, Work
+from manyheads.serve.requests import collect, key_in, number, read_fields, texts_of
+from manyheads.tasks.translation import LANGUAGE, language_pair
+from manyheads.web.responses import Fields, Problem
+
+LISTED = """
+    ar Arabic, cs Czech, da Danish, de German, el Greek, en English, es Spanish, et Estonian,
+    fi Finnish, fr French, hi Hindi, hu Hungarian, it Italian, ja Japanese, ko Korean,
+    lt Lithuanian, lv Latvian, nl Dutch, no Norwegian, pl Polish, pt Portuguese, ro Romanian,
+    ru Russian, sv Swedish, tr Turkish, uk Ukrainian, vi Vietnamese, zh Chinese
+"""
+NAMES = dict(pair.split() for pair in LISTED.split(","))
+MAX_ALTERNATIVES = 10
+MAX_TEXTS = 50  # DeepL's limit
+UNSUPPORTED = ("glossary_id", "tag_handling")  # DeepL's options that change a translation
+
+
+class Languages(NamedTuple):
+    source: str
+    target: str
+
+
+def languages_of(run: Run, source: str | None, target: str | None) -> Languages:
+    """Those of the options, or those that the run's data names."""
+    of_data = language_pair(run.data)
+    languages = Languages((source or of_data[0]).lower(), (target or of_data[1]).lower())
+    for name, code in languages._asdict().items():
+        if not code:
+            raise UserError(
+                "the run does not name its languages: add --source and --target, e.g. --source en "
+                "--target de"
+            )
+        if not LANGUAGE.fullmatch(code):
+            raise UserError(f"--{name} {code} is not a language code: use e.g. en or de")
+    return languages
+
+
+def base(code: str) -> str:
+    """`en` for en-US, EN_gb and en."""
+    return re.split("[-_]", code.lower())[0]
+
+
+# --- The work of the model ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TranslationRequest:
+    """Texts, each a list of lines, each a list of parts that fit the model.
+
+    `tokens` is their size in a batch; `ranks` is how many translations of each.
+    """
+
+    texts: list[list[list[str]]]
+    tokens: int
+    ranks: int = 1
+
+    @property
+    def parts(self) -> list[str]:
+        return [part for text in self.texts for line in text for part in line]
+
+
+class Translations(Work[TranslationRequest]):
+    def __init__(self, loaded: LoadedRun, languages: Languages, bounds: Bounds, beam: int | None):
+        self.languages, self.bounds = languages, bounds
+        self.translator = loaded.translator(**({} if beam is None else {"beam": beam}))
+
+    def make_request(self, texts: Sequence[str], alternatives: int = 0) -> TranslationRequest:
+        """Refuse a request that cannot be computed: in a batch, others would fail with it."""
+        tokens = sum(len(ids) for ids in self.translator.tokenizer.encode_batch(texts))
+        if tokens > self.bounds.tokens:
+            raise Problem(
+                413,
+                f"the text has {tokens} tokens, more than the limit of {self.bounds.tokens}: "
+                "send it in parts",
+            )
+        split = [
+            [self.translator.split(line) if line.strip() else [] for line in text.split("\n")]
+            for text in texts
+        ]
+        return TranslationRequest(split, tokens, 1 + alternatives)
+
+    def fits(self, requests: Sequence[TranslationRequest]) -> bool:
+        return (
+            sum(len(request.parts) for request in requests) <= self.bounds.rows
+            and sum(request.tokens for request in requests) <= self.bounds.tokens
+            and len({request.ranks for request in requests}) == 1
+        )
+
+    def compute(self, jobs: Sequence[Job[TranslationRequest]]) -> None:
+        ranks = jobs[0].request.ranks
+        decode = self.translator.decode
+        decode = replace(decode, beam=max(decode.beam, ranks))
+        translator = replace(cast(Any, self.translator), decode=decode)
+        parts = [part for job in jobs for part in job.request.parts]
+        hypotheses = iter(translator.search(parts, n_best=ranks))
+
+        def translations(part: str) -> list[str]:
+            """Best first; the last one is repeated if there are fewer."""
+            ids = [hypothesis.tokens for hypothesis in next(hypotheses)] or [[]]
+            texts = translator.tokenizer.decode_batch(ids + ids[-1:] * (ranks - len(ids)))
+            return [text.translate(BREAKS) for text in texts]
+
+        for job in jobs:
+            for text in job.request.texts:
+                lines = [[translations(part) for part in line] for line in text]
+                job.send(
+                    [
+                        "\n".join(" ".join(part[rank] for part in line) for line in lines)
+                        for rank in range(ranks)
+                    ]
+                )
+
+
+# --- The routes -----------------------------------------------------------------------------------
+
+
+async def translate(request: Request) -> Response:
+    """POST {q, source, target, format?, alternatives?, api_key?}; q is a text or a list."""
+    fields = await read_fields(request)
+    _check_key(request, fields)
+    work = _work(request)
+    texts, is_list = texts_of(fields, "q")
+    if "q" not in fields.values:
+        raise Problem(400, "'q' is missing: send the text to translate")
+    source, target = fields.text("source", "auto"), fields.text("target", "")
+    known = work.languages
+    if source != "auto" and base(source) != base(known.source):
+        raise Problem(400, f"{source[:20]} is not supported: this model reads {known.source}")
+    if base(target) != base(known.target):
+        raise Problem(
+            400, f"'target' {target[:20]} is not supported: this model writes {known.target}"
+        )
+    if fields.text("format", "text") != "text":
+        raise Problem(400, "'format' must be text: markup is not supported")
+    alternatives = number(fields, "alternatives", 0, 0, MAX_ALTERNATIVES)
+    parsed = await run_in_threadpool(work.make_request, texts, alternatives)
+    translations = await collect(request, request.app.state.batcher, parsed)
+    columns: dict[str, list[Any]] = {"translatedText": [ranked[0] for ranked in translations]}
+    if alternatives:
+        columns["alternatives"] = [
+            [text for text in dict.fromkeys(ranked) if text != ranked[0]] for ranked in translations
+        ]
+    if source == "auto":
+        columns["detectedLanguage"] = [_detected(work)] * len(translations)
+    return JSONResponse({key: list_ if is_list else list_[0] for key, list_ in columns.items()})
+
+
+def _detected(work: Translations) -> dict[str, Any]:
+    """The model has one source language, so nothing is detected."""
+    return {"confidence": 0.0, "language": work.languages.source}
+
+
+def _check_key(request: Request, fields: Fields) -> None:
+    key = fields.values.get("api_key")
+    if not request.app.state.door.lets_in(key if isinstance(key, str) else key_in(request.headers)):
+        raise Problem(401, "the token is missing", "token")
+
+
+async def languages(request: Request) -> Response:
+    """GET: source and target language."""
+    known = _work(request).languages
+    rows = [
+        {"code": code, "name": NAMES.get(base(code), code), "targets": targets}
+        for code, targets in ((known.source, [known.target]), (known.target, []))
+    ]
+    return JSONResponse(rows)
+
+
+async def detect(request: Request) -> Response:
+    """POST {q}: the model's source language, with no confidence."""
+    fields = await read_fields(request)
+    _check_key(request, fields)
+    texts_of(fields, "q")
+    return JSONResponse([_detected(_work(request))])
+
+
+def _work(request: Request) -> Translations:
+    work = request.app.state.batcher.work
+    if not isinstance(work, Translations):
+        raise Problem(404, "this model continues texts: use /v1/completions")
+    return work
+
+
+async def deepl(request: Request) -> Response:
+    """POST {text, target_lang, source_lang?}; text is a list, repeated in a form."""
+    fields = await read_fields(request)
+    work = _work(request)
+    if "text" not in fields.values:
+        raise Problem(400, "Parameter 'text' not specified.")
+    texts, _ = texts_of(fields, "text")
+    if len(texts) > MAX_TEXTS:
+        raise Problem(413, f"'text' has {len(texts)} texts, more than the limit of {MAX_TEXTS}")
+    known = work.languages
+    if base(fields.text("target_lang", "")) != base(known.target):
+        raise Problem(
+            400, f"Value for 'target_lang' not supported: this model writes {known.target.upper()}"
+        )
+    source = fields.optional_text("source_lang")
+    if source is not None and base(source) != base(known.source):
+        raise Problem(
+            400, f"Value for 'source_lang' not supported: this model reads {known.source.upper()}"
+        )
+    for name in UNSUPPORTED:
+        if fields.values.get(name):
+            raise Problem(400, f"'{name}' is not supported: leave it out")
+    parsed = await run_in_threadpool(work.make_request, texts)
+    translations = await collect(request, request.app.state.batcher, parsed)
+    is_billed = fields.values.get("show_billed_characters") in (True, "true", "1")
+    rows = [
+        {
+            "detected_source_language": base(known.source).upper(),
+            "text": ranked[0],
+            # DeepL's client expects a number.
+            **({"billed_characters": len(text)} if is_billed else {}),
+        }
+        for text, ranked in zip(texts, translations, strict=True)
+    ]
+    return JSONResponse({"translations": rows})
+
+
+ROUTES = [
+    Route("/translate", translate, methods=["POST"]),
+    Route("/languages", languages),
+    Route("/detect", detect, methods=["POST"]),
+    Route("/v2/translate", deepl, methods=["POST"]),
+]

@@ -1,0 +1,86 @@
+// Tour: the way of a sentence in steps, with text and formula on the left and the page that shows
+// the numbers on the right. The texts are those of docs/follow-a-sentence.md (see docs/tour.py).
+
+import { element } from "../dom.js";
+import { limited, nothingFits } from "../fitting.js";
+import { fits, pageOf } from "../pages.js";
+import { runChoice, usableRuns } from "../runs.js";
+import { address, go, read } from "../state.js";
+
+export const keys = [["← →", "previous step, next step"]];
+
+const LASTING = ["run", "text", "theme", "present"]; // the state that all steps share
+let steps = null;
+let screen = null;
+
+export async function draw(place, state, signal) {
+  steps ??= await (await fetch("/page/tour.json", { signal })).json();
+  const runs = (await usableRuns(signal)).filter((run) => fits(pageOf("tour"), run));
+  if (!runs.length) return nothingFits(place, "tour");
+  const run = runs.find((one) => one.name === state.run) ?? runs[0];
+  const at = limited(state.stop, steps.length);
+  if (!screen || !place.contains(screen.root)) screen = build(place);
+  if (screen.at !== at || screen.run !== run.name) show(at, run, runs);
+  const step = steps[at];
+  const page = await import(`./${step.page}.js`);
+  if (signal.aborted) return;
+  const { stop, ...inner } = state;
+  await page.draw(screen.live, { text: run.example, ...step.state, ...inner, run: run.name }, signal);
+}
+
+function build(place) {
+  const live = element("section", { class: "live", "aria-label": "Live view" });
+  const text = element("section", { class: "telling" });
+  const root = element("div", { class: "tour" }, text, live);
+  place.replaceChildren(root);
+  return { root, text, live, at: -1, run: "" };
+}
+
+function show(at, run, runs) {
+  const step = steps[at];
+  const formula = element("div", { class: "math" });
+  if (step.formula) formula.append(new DOMParser().parseFromString(step.formula, "text/html").body.firstElementChild);
+  const button = (label, to) =>
+    element("button", { type: "button", disabled: to < 0 || to >= steps.length, onclick: () => move(to) }, label);
+  const list = element(
+    "ol",
+    { class: "stops" },
+    ...steps.map((one, number) =>
+      element("li", {}, element("a", { href: placeOf(number), "aria-current": number === at ? "step" : null }, one.title)),
+    ),
+  );
+  screen.text.replaceChildren(
+    element("p", { class: "note" }, `Step ${at + 1} of ${steps.length}`),
+    element("h1", {}, step.title),
+    element("p", { class: "prose" }, step.text),
+    formula,
+    element("div", { class: "tools" }, button("← Back", at - 1), button("Next →", at + 1)),
+    runs.length > 1 ? runChoice(runs, run.name) : "",
+    element("details", {}, element("summary", {}, "All steps"), list),
+  );
+  screen.live.replaceChildren();
+  Object.assign(screen, { at, run: run.name });
+}
+
+/** The address of a step: it forgets what was chosen inside the view of another. */
+function placeOf(number) {
+  const state = read();
+  const shared = Object.fromEntries(LASTING.filter((key) => key in state).map((key) => [key, state[key]]));
+  return address("tour", { ...shared, stop: String(number) });
+}
+
+function move(to) {
+  if (to >= 0 && to < steps.length) go(placeOf(to));
+}
+
+/** In the capture phase: the page inside has arrow keys of its own. */
+function shortcuts(event) {
+  const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (!by || !screen?.root.isConnected || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.closest("input, textarea, select, canvas, [role=application], [role=grid], [role=slider]")) return;
+  event.preventDefault();
+  event.stopPropagation();
+  move(screen.at + by);
+}
+
+document.addEventListener("keydown", shortcuts, { capture: true });

@@ -1,0 +1,380 @@
+// Watch it learn: one sentence over training. The loss curve is the time axis; cross-attention runs
+// as ribbons between source and translation.
+
+import { get, post } from "../api.js";
+import { checkbox, element, escaped, labelled, select, tabs } from "../dom.js";
+import { saveFile } from "../exports.js";
+import { chosenRun, lead, runChoice, usableRuns } from "../runs.js";
+import { change } from "../state.js";
+import {
+  alignmentOf,
+  drawWatch,
+  HEAD_COLOURS,
+  layout,
+  momentAt,
+  nearest,
+  positionOf,
+  stepAt,
+} from "../watchview.js";
+
+const EVERY = 1500; // milliseconds between two requests
+const SECONDS = 6; // of a film
+
+export const keys = [
+  ["← →", "previous probe, next probe"],
+  ["Home End", "first step, last step"],
+  ["Space", "play the training in six seconds"],
+  ["[ ]", "one token of the translation less, one more"],
+];
+
+export async function draw(place, state, signal) {
+  const runs = await usableRuns(signal);
+  const run = chosenRun(runs, state.run);
+  const source = { run: run.name, next: 0, version: "", probes: [], sentences: [], weights: [] };
+  await refresh(source, signal);
+  const heading = element("h1", {}, `Watch ${run.name} learn`);
+  const choice = element("form", { class: "controls", onsubmit: (event) => event.preventDefault() }, runChoice(runs, run.name));
+  if (!source.probes.length) {
+    const hint = "This run has no probes. Runs that translate record them while they train (train.probes=40): manyheads demo --open.";
+    place.replaceChildren(heading, choice, element("p", { class: "lead", role: "status" }, hint));
+    poll(source, signal, () => source.probes.length && draw(place, state, signal));
+    return;
+  }
+  new Watch(place, heading, choice, source, state, signal);
+}
+
+/** Requests new probes; returns true if there were any. */
+async function refresh(source, signal) {
+  const answer = await get("/api/probes", { run: source.run, since: source.next, version: source.version }, signal);
+  if (answer.reset) source.probes = [];
+  for (const probe of answer.records) source.probes.push(await unpacked(probe));
+  Object.assign(source, { next: answer.next, version: answer.version, sentences: answer.sentences, weights: answer.weights });
+  return answer.reset || answer.records.length > 0;
+}
+
+/** A probe with its attention as bytes. */
+async function unpacked(probe) {
+  const sentences = await Promise.all(
+    probe.sentences.map(async ({ attention, ...rest }) => {
+      const packed = Uint8Array.from(atob(attention), (sign) => sign.charCodeAt(0));
+      const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+      return { ...rest, attention, weights: new Uint8Array(await new Response(stream).arrayBuffer()) };
+    }),
+  );
+  return { ...probe, sentences };
+}
+
+function poll(source, signal, act) {
+  const again = async () => {
+    if (signal.aborted) return;
+    try {
+      if (!document.hidden && (await refresh(source, signal))) act();
+    } catch (error) {
+      if (signal.aborted) return;
+    }
+    setTimeout(again, EVERY);
+  };
+  setTimeout(again, EVERY);
+}
+
+/** Keeps a number of the URL within bounds. */
+const bounded = (text, most, otherwise = 0) => {
+  const number = Number(text ?? otherwise);
+  return Number.isInteger(number) && number >= 0 && number <= most ? number : otherwise;
+};
+
+class Watch {
+  constructor(place, heading, choice, source, state, signal) {
+    this.source = source;
+    this.signal = signal;
+    const [layers] = source.probes[0].sentences[0].shape;
+    const step = state.step === undefined ? Infinity : Number(state.step);
+    this.moment = {
+      at: positionOf(source, Number.isFinite(step) ? step : Infinity),
+      sentence: bounded(state.sentence, source.sentences.length - 1),
+      layer: bounded(state.layer, layers - 1, this.bestLayer(layers)),
+      hidden: new Set((state.hide ?? "").split(".").filter(Boolean).map(Number)),
+      token: -1,
+      focus: -1,
+    };
+    this.off = new Set(); // heads removed from the model
+    this.canvas = element("canvas", {
+      class: "watch",
+      tabindex: "0",
+      role: "slider",
+      "aria-label": "Training step",
+      "aria-valuemin": "0",
+      onpointerdown: (event) => this.press(event),
+      onpointermove: (event) => this.point(event),
+      onpointerleave: () => this.look(-1),
+    });
+    this.status = element("output", { class: "readout", "aria-live": "polite" });
+    this.heads = element("div", { class: "heads-legend", role: "group", "aria-label": "Heads of this layer" });
+    this.writing = element("input", { type: "range", min: "0", oninput: () => this.write(Number(this.writing.value)) });
+    this.playing = element("button", { type: "button", onclick: () => this.play() }, "Play");
+    const figure = element(
+      "figure",
+      { class: "watch-figure" },
+      this.canvas,
+      element("div", { class: "below" }, this.status, this.saving()),
+    );
+    const shorten = (text) => (text.length > 60 ? `${text.slice(0, 57)}…` : text);
+    const sentences = source.sentences.map((sentence, number) => [String(number), shorten(sentence.source)]);
+    choice.append(
+      labelled("Sentence", select(sentences, String(this.moment.sentence), (value) => change({ sentence: value }))),
+      labelled("Layer", tabs("Layer", Array.from({ length: layers }, (_, n) => [String(n), String(n + 1)]), String(this.moment.layer), (value) => change({ layer: value }))),
+      labelled("Translation written so far", this.writing),
+      this.playing,
+    );
+    if (source.weights.length) {
+      choice.append(checkbox("Remove heads by clicking", state.remove === "1", (on) => change({ remove: on ? "1" : "" }, { replace: true })));
+    }
+    this.removes = state.remove === "1" && source.weights.length > 0;
+    place.replaceChildren(
+      heading,
+      lead("One sentence while the model learns. Ribbons are cross-attention, one colour a head, as wide as the weight. Drag along the loss curve."),
+      choice,
+      this.heads,
+      figure,
+    );
+    new ResizeObserver(() => this.draw()).observe(figure);
+    document.addEventListener("keydown", (event) => this.key(event), { signal });
+    this.draw();
+    poll(source, signal, () => this.extend());
+  }
+
+  /** The layer with the head that aligns best at the end. */
+  bestLayer(layers) {
+    const errors = this.source.probes.at(-1).alignment_error;
+    if (!errors) return layers - 1;
+    const least = errors.map((heads) => Math.min(...heads));
+    return least.indexOf(Math.min(...least));
+  }
+
+  /** New probes: a page at the last one follows. */
+  extend() {
+    const last = this.source.probes.length - 1;
+    if (this.moment.at >= (this.last ?? last) - 0.5) this.moment.at = last;
+    this.draw();
+  }
+
+  theme() {
+    const style = getComputedStyle(document.documentElement);
+    const colour = (name) => style.getPropertyValue(`--${name}`).trim();
+    return Object.fromEntries(["panel", "text", "quiet", "edge", "strong", "alarm"].map((name) => [name, colour(name)]));
+  }
+
+  draw() {
+    const { canvas, source, moment } = this;
+    this.last = source.probes.length - 1;
+    const width = Math.floor(canvas.parentElement.clientWidth - 24);
+    if (width < 50) return;
+    this.box = layout(width);
+    const fine = devicePixelRatio || 1;
+    canvas.width = this.box.width * fine;
+    canvas.height = this.box.height * fine;
+    canvas.style.height = `${this.box.height}px`;
+    const context = canvas.getContext("2d");
+    context.setTransform(fine, 0, 0, fine, 0, 0);
+    drawWatch(context, source, moment, this.theme(), this.box);
+    const probe = nearest(source, moment).sentences[moment.sentence];
+    const step = stepAt(source, moment.at);
+    canvas.setAttribute("aria-valuemax", String(source.probes.at(-1).step));
+    canvas.setAttribute("aria-valuenow", String(step));
+    canvas.setAttribute("aria-valuetext", `step ${step}: ${probe.text || "nothing"}`);
+    this.writing.max = String(probe.shape[2] - 1);
+    this.writing.value = String(moment.token < 0 ? probe.shape[2] - 1 : moment.token);
+    this.status.textContent = `step ${step}: ${probe.text || "(nothing)"}`;
+    this.legend(probe.shape[1]);
+  }
+
+  legend(heads) {
+    const { source, moment } = this;
+    const labels = Array.from({ length: heads }, (_, head) => {
+      const share = alignmentOf(source, moment.at, moment.layer, head);
+      return `${moment.layer + 1}·${head + 1}${share === null ? "" : `: ${Math.round(100 * (1 - share))} %`}`;
+    });
+    const buttons = this.heads.querySelectorAll("button");
+    if (buttons.length === heads) {
+      buttons.forEach((button, head) => {
+        button.lastChild.textContent = labels[head];
+        button.setAttribute("aria-pressed", String(this.isOn(head)));
+      });
+      return;
+    }
+    this.heads.replaceChildren(
+      element("span", { class: "note" }, source.probes[0].alignment_error ? "Alignment error of each head" : "Heads"),
+      ...labels.map((label, head) => {
+        const sample = element("span", { class: "sample" });
+        sample.style.background = HEAD_COLOURS[head % HEAD_COLOURS.length];
+        return element("button", { type: "button", "aria-pressed": String(this.isOn(head)), onclick: () => this.toggle(head) }, sample, label);
+      }),
+    );
+  }
+
+  isOn(head) {
+    return this.removes ? !this.off.has(head) : !this.moment.hidden.has(head);
+  }
+
+  async toggle(head) {
+    const set = this.removes ? this.off : this.moment.hidden;
+    if (!set.delete(head)) set.add(head);
+    if (this.removes) await this.remove();
+    else change({ hide: [...set].sort().join(".") }, { replace: true, quiet: true });
+    this.draw();
+  }
+
+  /** Asks for the translation without the heads that are off, at the nearest probe. */
+  async remove() {
+    const { source, moment } = this;
+    if (!this.off.size) {
+      moment.note = "";
+      return;
+    }
+    const step = nearest(source, moment).step;
+    moment.at = Math.round(moment.at);
+    const off = [...this.off].map((head) => `decoder.cross.${moment.layer}.${head}`);
+    const answer = await post("/api/probes/removed", { run: source.run, step, sentence: moment.sentence, off }, this.signal);
+    const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
+    const before = sum(nearest(source, moment).sentences[moment.sentence].reference_log_probs);
+    const heads = [...this.off].map((head) => `${moment.layer + 1}·${head + 1}`).join(", ");
+    moment.note = `without ${heads}: ${answer.text || "(nothing)"}   log P(reference) ${before.toFixed(1)} → ${sum(answer.reference_log_probs).toFixed(1)}`;
+  }
+
+  go(at, { quiet = true } = {}) {
+    this.moment.at = Math.max(0, Math.min(this.source.probes.length - 1, at));
+    this.moment.note = "";
+    this.off.clear();
+    this.draw();
+    if (quiet) change({ step: String(stepAt(this.source, this.moment.at)) }, { replace: true, quiet: true });
+  }
+
+  write(token) {
+    this.moment.token = token >= Number(this.writing.max) ? -1 : token;
+    this.draw();
+  }
+
+  look(token) {
+    if (token === this.moment.focus) return;
+    this.moment.focus = token;
+    this.draw();
+  }
+
+  press(event) {
+    this.stop();
+    if (event.offsetY < this.box.axis - 10) return;
+    this.canvas.setPointerCapture(event.pointerId);
+    this.go(momentAt(this.box, this.source, event.offsetX));
+  }
+
+  point(event) {
+    if (event.buttons && this.canvas.hasPointerCapture(event.pointerId)) {
+      this.go(momentAt(this.box, this.source, event.offsetX));
+    } else if (Math.abs(event.offsetY - this.box.target) < 20) {
+      const count = this.source.sentences[this.moment.sentence].target_tokens.length;
+      this.look(Math.floor((event.offsetX / this.box.width) * count));
+    } else this.look(-1);
+  }
+
+  key(event) {
+    const on = /** @type {HTMLElement} */ (event.target).closest("input, textarea, select, button, a");
+    if (on || event.ctrlKey || event.metaKey || event.altKey) return;
+    const by = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
+    const tokens = { "[": -1, "]": 1 }[event.key];
+    if (by !== undefined) this.go(Math.round(this.moment.at) + by);
+    else if (tokens !== undefined) this.write(Math.max(0, Number(this.writing.value) + tokens));
+    else if (event.key === " ") this.play();
+    else return;
+    event.preventDefault();
+  }
+
+  stop() {
+    cancelAnimationFrame(this.frame);
+    this.playing.textContent = "Play";
+    this.frame = 0;
+  }
+
+  /** Runs through the training; with reduced motion it jumps from probe to probe. */
+  play() {
+    if (this.frame) {
+      this.stop();
+      return Promise.resolve();
+    }
+    const last = this.source.probes.length - 1;
+    const first = this.moment.at >= last - 0.01 ? 0 : this.moment.at;
+    const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    const begun = performance.now();
+    this.playing.textContent = "Stop";
+    return new Promise((done) => {
+      const tick = (now) => {
+        const at = first + (last * Math.max(0, now - begun)) / (1000 * SECONDS);
+        this.go(still ? Math.floor(at) : at, { quiet: false });
+        if (at < last && !this.signal.aborted) this.frame = requestAnimationFrame(tick);
+        else {
+          this.stop();
+          done();
+        }
+      };
+      this.frame = requestAnimationFrame(tick);
+    });
+  }
+
+  saving() {
+    const button = (text, act) => element("button", { type: "button", class: "quiet", onclick: act }, text);
+    return element(
+      "div",
+      { class: "saving", role: "group", "aria-label": "Save" },
+      button("PNG", () => this.canvas.toBlob((content) => saveFile(this.fileName("png"), content))),
+      button("Film (WebM)", () => this.film()),
+      button("HTML", () => this.html()),
+    );
+  }
+
+  fileName(ending) {
+    return `watch-${this.source.run.replace(/[^\w-]+/g, "-")}.${ending}`;
+  }
+
+  async film() {
+    if (this.frame) this.stop();
+    const recorder = new MediaRecorder(this.canvas.captureStream(30), { mimeType: "video/webm" });
+    const parts = [];
+    recorder.ondataavailable = (event) => parts.push(event.data);
+    const ended = new Promise((done) => (recorder.onstop = done));
+    this.go(0);
+    recorder.start();
+    await this.play();
+    await new Promise((done) => setTimeout(done, 800)); // the last picture stays for a moment
+    recorder.stop();
+    await ended;
+    saveFile(this.fileName("webm"), new Blob(parts, { type: "video/webm" }));
+  }
+
+  /** One file with the data, the drawing module and a player; it opens without a server. */
+  async html() {
+    const module = (await (await fetch("/page/watchview.js")).text()).replace(/^export /gm, "");
+    const { run, sentences } = this.source;
+    const probes = this.source.probes.map((probe) => ({
+      ...probe,
+      sentences: probe.sentences.map(({ weights, attention, ...rest }) => ({ ...rest, weights: btoa(String.fromCharCode(...weights)) })),
+    }));
+    const data = JSON.stringify({ run, sentences, probes }).replaceAll("<", "\\u003c");
+    const { sentence, layer } = this.moment;
+    const page = `<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Watch ${escaped(run)} learn</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>body{font:16px/1.5 system-ui,sans-serif;margin:1.5rem;background:#fbfbfa;color:#1b1c1d}canvas{display:block;touch-action:none}</style></head>
+<body><h1>Watch ${escaped(run)} learn</h1>
+<p>Ribbons are cross-attention, one colour a head, as wide as the weight. Drag along the loss curve, or press Space.</p>
+<div><canvas tabindex="0" aria-label="Training step: arrow keys, Space plays"></canvas></div>
+<script type="module">
+${module}
+const story = ${data};
+for (const probe of story.probes) for (const one of probe.sentences) one.weights = Uint8Array.from(atob(one.weights), (sign) => sign.charCodeAt(0));
+const moment = { at: story.probes.length - 1, sentence: ${sentence}, layer: ${layer}, hidden: new Set(), token: -1, focus: -1 };
+const theme = { panel: "#ffffff", text: "#1b1c1d", quiet: "#5c6166", edge: "#d5d8db", strong: "#0b5cad", alarm: "#a4161a" };
+playStory(document.querySelector("canvas"), story, moment, theme).play();
+</script></body></html>
+`;
+    saveFile(this.fileName("html"), new Blob([page], { type: "text/html;charset=utf-8" }));
+  }
+}

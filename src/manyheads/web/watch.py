@@ -1,0 +1,101 @@
+"""Endpoints of the Watch page: the probes of a training, and heads removed at a step of it."""
+
+import copy
+import json
+from typing import Any
+
+import torch
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from manyheads.decode.translate import Translator
+from manyheads.loading import TorchRun
+from manyheads.tasks.probes import FOLDER, PROBES, SENTENCES, WEIGHTS, score
+from manyheads.train.checkpoint import read_tensors
+from manyheads.web.heads import HeadId, knocked_out
+from manyheads.web.library import Library
+from manyheads.web.responses import Fields, Problem, json_answer
+from manyheads.web.runs import read_records
+
+MOST_OFF = 64  # heads to remove in one request
+
+
+async def probes(request: Request) -> Response:
+    """GET ?run&since&version: the sentences, and the probes after byte `since` of their file."""
+    fields = Fields.of_query(request)
+    library: Library = request.app.state.library
+    return await run_in_threadpool(_probes, fields, library)
+
+
+def _probes(fields: Fields, library: Library) -> Response:
+    folder = library.find(fields.text("run")) / FOLDER
+    since = fields.number("since", 2**53) or 0
+    answer = read_records(folder / PROBES, since, fields.text("version", ""), _parse)
+    try:
+        answer["sentences"] = json.loads((folder / SENTENCES).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        answer["sentences"] = []
+    answer["weights"] = sorted(
+        int(path.stem) for path in (folder / WEIGHTS).glob("*.safetensors") if path.stem.isdecimal()
+    )
+    return JSONResponse(answer)
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+        return record if isinstance(record["step"], int) else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+async def removed(request: Request) -> Response:
+    """POST {run, step, sentence, off}: translation and log P without heads, at a step."""
+    fields = await Fields.of_body(request)
+    library: Library = request.app.state.library
+    return await run_in_threadpool(_removed, fields, library)
+
+
+def _removed(fields: Fields, library: Library) -> Response:
+    run, step = fields.text("run"), fields.number("step", 2**53) or 0
+    number = fields.number("sentence", 2**10) or 0
+    names = fields.values.get("off")
+    if not isinstance(names, list) or len(names) > MOST_OFF:
+        raise Problem(400, f"'off' must be a list of at most {MOST_OFF} heads")
+    heads_off = [HeadId.parse(str(name)) for name in names]
+    folder = library.find(run) / FOLDER
+    path = folder / WEIGHTS / f"{step}.safetensors"
+    if not path.is_file():
+        raise Problem(
+            404, f"no weights of step {step}: train with train.probe_weights=true", "no-weights"
+        )
+    sentences = json.loads((folder / SENTENCES).read_text("utf-8"))
+    if number >= len(sentences):
+        raise Problem(400, f"'sentence' must be an integer from 0 to {len(sentences) - 1}")
+    with library.model(run) as opened, torch.inference_mode():
+        model = copy.deepcopy(opened.model)
+        tensors, _ = read_tensors(path)
+        model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+        return json_answer(_without(opened, model.eval(), heads_off, sentences[number]))
+
+
+def _without(
+    opened: TorchRun, model: Any, heads_off: list[HeadId], sentence: dict[str, Any]
+) -> dict[str, Any]:
+    decode = opened.decode(beam=1, max_length_ratio=1.0, max_length_extra=6)
+    translator = Translator(model, opened.tokenizer, decode)
+    special, tokenizer = translator.special_tokens, translator.tokenizer
+    source = special.source(tokenizer.encode(sentence["source"]))
+    with knocked_out(model, heads_off):
+        hypotheses = translator.search([sentence["source"]], n_best=1)[0]
+        _, log_probs = score(model, special, [source], [tokenizer.encode(sentence["target"])])
+    text = tokenizer.decode(hypotheses[0].tokens) if hypotheses else ""
+    return {"text": text, "reference_log_probs": log_probs[0]}
+
+
+ROUTES = [
+    Route("/api/probes", probes),
+    Route("/api/probes/removed", removed, methods=["POST"]),
+]

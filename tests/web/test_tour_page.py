@@ -1,0 +1,66 @@
+"""In a real browser: the Tour goes through its steps, each with a formula and a live view."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+shared = pytest.importorskip("tests.web.test_page", reason="needs chromium")
+
+address, browser, folder, page = shared.address, shared.browser, shared.folder, shared.page
+expect, settled, visit = shared.expect, shared.settled, shared.visit
+ROOT = Path(__file__).parents[2]
+STEPS = json.loads((ROOT / "src/manyheads/web/page/tour.json").read_text("utf-8"))
+PLACE = "/tour?run=translator"
+
+
+def test_the_texts_are_those_of_the_documentation() -> None:
+    pytest.importorskip("latex2mathml")
+    spec = importlib.util.spec_from_file_location("tour", ROOT / "docs" / "tour.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tour = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tour)
+    assert tour.TARGET.read_text("utf-8") == tour.rendered(), "run: python docs/tour.py"
+    assert len(STEPS) == tour.SOURCE.read_text("utf-8").count("<!-- tour:") >= 14
+
+
+def test_every_step_shows_its_text_formula_and_view(page: Any) -> None:
+    visit(page, PLACE)
+    for number, step in enumerate(STEPS):
+        expect(page.locator(".telling h1")).to_have_text(step["title"])
+        settled(page)
+        assert page.locator(".live").inner_text().strip()
+        formulas = page.locator(".telling math")
+        expect(formulas).to_have_count(1 if step["formula"] else 0)
+        if step["formula"]:
+            assert formulas.bounding_box()["height"] > 10  # typeset, not a line of source
+        if number + 1 < len(STEPS):
+            page.locator("main").press("ArrowRight")
+    expect(page.get_by_role("button", name="Next")).to_be_disabled()
+    page.locator("main").press("ArrowLeft")
+    expect(page.locator(".telling h1")).to_have_text(STEPS[-2]["title"])
+
+
+def test_a_step_has_an_address_and_forgets_choices_of_another(page: Any) -> None:
+    number = next(n for n, step in enumerate(STEPS) if step["title"] == "Softmax")
+    visit(page, f"{PLACE}&stop={number}&head=1")
+    expect(page.locator(".openbox h2").first).to_contain_text("Softmax")
+    expect(page.locator(".openbox h2").first).to_contain_text("head 2")
+    page.get_by_role("button", name="Next").click()
+    settled(page)
+    assert f"stop={number + 1}" in page.url
+    assert "head=" not in page.url
+    page.go_back()
+    expect(page.locator(".openbox h2").first).to_contain_text("head 2")
+
+
+def test_the_menu_shows_the_pages_that_fit_the_run(page: Any) -> None:
+    visit(page, "/attention?run=reader")
+    expect(page.locator("#pages").get_by_role("link", name="Translate")).to_have_count(0)
+    expect(page.locator("#pages").get_by_role("link", name="Attention")).to_have_count(1)
+    visit(page, "/")
+    assert page.locator("#pages a").count() == len(set(shared.PAGES))
