@@ -27,7 +27,6 @@ from manyheads.web.guard import AccessPolicy, Guard, Limits
 from manyheads.web.responses import Problem
 
 BODY_BYTES = 256 * 2**10
-BACKLOG = 1024
 GRACE_SECONDS = 60  # for running requests at shutdown
 
 
@@ -99,7 +98,7 @@ def serve(
     """
     import uvicorn
 
-    from manyheads.web.connections import limited_protocol
+    from manyheads.web.connections import BACKLOG, limited_protocol
 
     door = AccessPolicy.at(host, token)
     listening = listen(host.strip("[]"), port)
@@ -110,6 +109,7 @@ def serve(
         access_log=False,
         server_header=False,
         http=limited_protocol(),
+        backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     server = uvicorn.Server(config)

@@ -18,7 +18,7 @@ from manyheads.decode.sample import Sample
 from manyheads.serve.batching import Batcher, Job
 from manyheads.serve.completing import Chunk, CompletionRequest, Completions, TokenLogProb
 from manyheads.serve.requests import collect, flag, integer, read_fields, real, refuse, shown
-from manyheads.web.decoding import checked
+from manyheads.web.decoding import LEAST_P, checked
 from manyheads.web.responses import Fields, Problem
 
 PATH = "/v1/completions"
@@ -69,7 +69,7 @@ def _parse(fields: Fields, work: Completions) -> CompletionRequest:
     seed = integer(fields, "seed", None, -(2**63), 2**63 - 1)
     sample = Sample(
         temperature=real(fields, "temperature", 1.0, 0.0, 2.0),
-        top_p=real(fields, "top_p", 1.0, 0.0, 1.0),
+        top_p=max(real(fields, "top_p", 1.0, 0.0, 1.0), LEAST_P),  # OpenAI's 0 is greedy
         seed=secrets.randbits(40) if seed is None else seed,
     )
     echo = flag(fields, "echo")

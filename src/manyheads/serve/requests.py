@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -11,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from manyheads.serve.batching import Batcher, Job
 from manyheads.web.guard import ApiStyle, token_in
-from manyheads.web.responses import Fields, Problem, problem_of
+from manyheads.web.responses import TYPES, Fields, Problem, problem_of
 
 FORM = "application/x-www-form-urlencoded"
 MAX_FIELDS = 10_000
@@ -129,12 +130,15 @@ def refuse(path: str, error: Exception) -> Response:
 
 
 def _openai_error(problem: Problem) -> JSONResponse:
-    """{"error": {"message", "type", "param", "code"}}; a request that is too large is 400."""
-    status = 400 if problem.status == 413 else problem.status
+    """{"error": {"message", "type", "param", "code"}}; a request that is too large is 400.
+
+    `param` is the field that the message begins with; `code` is null for a general problem.
+    """
+    status, message = 400 if problem.status == 413 else problem.status, str(problem)
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    if status == 401:
-        kind = "authentication_error"
-    error = {"message": str(problem), "type": kind, "param": None, "code": problem.kind}
+    field = re.match(r"'(\w+)'", message)
+    code = None if problem.kind in TYPES.values() else problem.kind
+    error = {"message": message, "type": kind, "param": field and field[1], "code": code}
     return JSONResponse({"error": error}, status)
 
 
