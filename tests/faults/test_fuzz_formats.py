@@ -58,7 +58,7 @@ class Format:
 
     file: str
     contents: list[bytes]
-    read: Callable[[Path], Any]  # of the folder of the file
+    read: Callable[[Path], Any]  # takes the folder
     kind: str = "bytes"  # or json, jsonl, toml, safetensors
     tokens: tuple[bytes, ...] = ()  # that may be inserted
 

@@ -25,7 +25,7 @@ from manyheads.serve.batching import Bounds
 from manyheads.web.app import build_app as build_view
 
 HERE = "http://localhost"
-DESCRIPTORS = 1024  # of the server, as a login shell has
+DESCRIPTORS = 1024  # the limit of the server, as in a login shell
 HEALTH_SECONDS, STOP_SECONDS = 0.5, 3.0
 
 
