@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, cast
 
 import torch
-import torch.utils.deterministic as memory
+import torch.utils.deterministic
 from torch import nn
 
 from manyheads.errors import DataError, UserError
@@ -83,6 +83,7 @@ def _deterministic(is_on: bool) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS: fixed workspaces
+    memory: Any = torch.utils.deterministic
     settings = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
     memory.fill_uninitialized_memory = False  # a check for reads of such memory, not needed
