@@ -19,6 +19,7 @@ from tests.web.test_connections import HALF_HEADERS as FEW_BYTES
 from tests.web.test_connections import Running, is_closed
 
 from benchmarks import serve_load
+from manyheads import cli
 from manyheads.loading import load_torch_run
 from manyheads.serve.app import build_app, work_of
 from manyheads.serve.batching import Bounds
@@ -140,6 +141,20 @@ def test_errors_of_openai_name_the_parameter(folder: Path) -> None:
         for seed, sampling in ((1, {"top_p": 0}), (2, {"top_p": 0}), (3, {"temperature": 0}))
     ]
     assert len({answer["choices"][0]["text"] for answer in greedy}) == 1
+
+
+def test_the_token_comes_from_the_environment_or_a_file(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line of a process is visible to other users."""
+    tokens: list[str | None] = []
+    monkeypatch.setattr("manyheads.serve.app.serve", lambda *parts: tokens.append(parts[5]))
+    (tmp_path / "token").write_text("from a file\n")
+    words = ["serve", str(folder / "translator"), "--port", "0"]
+    cli.app([*words, "--token-file", str(tmp_path / "token")], standalone_mode=False)
+    monkeypatch.setenv("MANYHEADS_TOKEN", "from the environment")
+    cli.app(words, standalone_mode=False)
+    assert tokens == ["from a file", "from the environment"]
 
 
 def test_detect_needs_a_text(folder: Path) -> None:
