@@ -98,7 +98,7 @@ def serve(
     """
     import uvicorn
 
-    from manyheads.web.connections import BACKLOG, limited_protocol
+    from manyheads.web.connections import BACKLOG, LimitedServer, limited_protocol
 
     door = AccessPolicy.at(host, token)
     listening = listen(host.strip("[]"), port)
@@ -109,10 +109,9 @@ def serve(
         access_log=False,
         server_header=False,
         http=limited_protocol(),
-        backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    server = uvicorn.Server(config)
+    server = LimitedServer(config)
 
     def stop(*signal_arguments: object) -> None:
         server.should_exit = True

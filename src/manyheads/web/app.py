@@ -136,7 +136,7 @@ def serve(
     """Serve until Ctrl-C; `ready` is called with the URL to open."""
     import uvicorn
 
-    from manyheads.web.connections import BACKLOG, limited_protocol
+    from manyheads.web.connections import BACKLOG, LimitedServer, limited_protocol
 
     check_folder(folder)
     policy = AccessPolicy.at(host, token)
@@ -151,12 +151,11 @@ def serve(
         access_log=False,
         server_header=False,
         http=limited_protocol(),
-        backlog=BACKLOG,
     )
     listening.listen(BACKLOG)  # before `ready`: a client may connect as soon as it knows the URL
     ready(f"http://{name}:{listening.getsockname()[1]}/{secret}")
     try:
-        uvicorn.Server(config).run(sockets=[listening])
+        LimitedServer(config).run(sockets=[listening])
     except KeyboardInterrupt:
         pass
     finally:

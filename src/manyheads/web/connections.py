@@ -8,15 +8,32 @@ incomplete when the server stops is given up.
 """
 
 import asyncio
+import socket
 from collections import Counter
 
 import h11
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 10.0
-# Together with the requests that may run they stay below 1,024 file descriptors, the usual limit:
-MAX_WAITING = 400  # connections
-BACKLOG = 256  # connections that asyncio accepts at once, before it closes any
+# With the requests that may run they need fewer than 1,024 file descriptors, the usual limit.
+MAX_WAITING = 400
+# Few are accepted at once: a new connection is read before so many others come that it is replaced.
+ACCEPTED_AT_ONCE = 64
+BACKLOG = 1024  # connections that wait in the kernel
+
+
+class LimitedServer(uvicorn.Server):
+    """asyncio accepts as many connections at once as wait in the kernel, unless it is set later."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        config.backlog = ACCEPTED_AT_ONCE
+        super().__init__(config)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(BACKLOG)
 
 
 def address_of(connection: H11Protocol) -> str | None:
