@@ -8,6 +8,8 @@ from tests.faults.test_damage import save_shards
 
 from manyheads.models.heads import Pooler
 from manyheads.train import checkpoint
+from manyheads.train.loop import seed_step
+from manyheads.train.optimizer import Train, build_optimizer
 from manyheads.train.step import ONE_PROCESS
 
 
@@ -36,3 +38,20 @@ def test_the_newer_of_two_states_is_resumed(newer: str, tmp_path: Path) -> None:
     save_shards(tmp_path, model, optimizer)
     assert checkpoint.load_state(tmp_path, model, optimizer).step == max(step, 3)
     assert torch.all(model.weight == max(step, 3))
+
+
+def test_every_setting_of_adam_reaches_the_optimizer() -> None:
+    settings = Train(beta1=0.7, beta2=0.8, eps=0.3, weight_decay=0.1)
+    matrices, vectors = build_optimizer(torch.nn.Linear(3, 2), settings).param_groups
+    for group in (matrices, vectors):
+        assert (group["betas"], group["eps"]) == ((0.7, 0.8), 0.3)
+    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.1, 0.0)
+
+
+def test_no_two_steps_of_several_runs_and_processes_share_random_numbers() -> None:
+    cases = [(seed, step, rank) for seed in range(4) for step in range(40) for rank in range(3)]
+    numbers = set()
+    for case in cases:
+        seed_step(*case)
+        numbers.add(int(torch.randint(2**62, ())))
+    assert len(numbers) == len(cases)
