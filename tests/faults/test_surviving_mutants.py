@@ -7,6 +7,7 @@ import torch
 from tests.faults.test_damage import save_shards
 
 from manyheads.models.heads import Pooler
+from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.train import checkpoint
 from manyheads.train.loop import seed_step
 from manyheads.train.optimizer import Train, build_optimizer
@@ -55,3 +56,14 @@ def test_no_two_steps_of_several_runs_and_processes_share_random_numbers() -> No
         seed_step(*case)
         numbers.add(int(torch.randint(2**62, ())))
     assert len(numbers) == len(cases)
+
+
+def test_scaled_initial_weights_count_the_layers_of_both_stacks() -> None:
+    """GPT-2's 0.02 / √(2 · layers), for the projections into the residual stream."""
+    torch.manual_seed(1)
+    sizes = {"dim": 64, "heads": 4, "ffn_dim": 128, "vocab_size": 9, "max_length": 8}
+    model = Seq2SeqConfig(**sizes, layers=4, init="normal-scaled").build()
+    parameters = [(n, p) for n, p in model.named_parameters() if p.ndim == 2 and "blocks" in n]
+    scaled = [p.flatten() for n, p in parameters if n.endswith(("output.weight", "outer.weight"))]
+    assert len(scaled) == 4 * 2 + 4 * 3
+    assert float(torch.cat(scaled).std()) == pytest.approx(0.02 * (2 * 8) ** -0.5, rel=0.02)
