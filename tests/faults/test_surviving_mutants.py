@@ -1,17 +1,12 @@
 """Properties that mutants of release 0.1 could break without a failing test."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from tests.faults.test_damage import save_shards
 
 from manyheads.models.heads import Pooler
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.train import checkpoint
 from manyheads.train.loop import seed_step
 from manyheads.train.optimizer import Train, build_optimizer
-from manyheads.train.step import ONE_PROCESS
 
 
 @pytest.mark.parametrize("over", ["first", "mean"])
@@ -22,23 +17,6 @@ def test_padding_does_not_change_a_pooled_state(over: str) -> None:
     other = torch.where(real[..., None], hidden, torch.randn(2, 7, 8))
     torch.testing.assert_close(layer(hidden, real), layer(other, real))
     torch.testing.assert_close(layer(hidden, real)[1:], layer(hidden[1:, :4], real[1:, :4]))
-
-
-@pytest.mark.parametrize("newer", ["shards", "file"])
-def test_the_newer_of_two_states_is_resumed(newer: str, tmp_path: Path) -> None:
-    """A run of release 0.1 with FSDP may have both; `save_shards` saves step 3."""
-    model = torch.nn.Linear(6, 5)
-    optimizer = torch.optim.Adam(model.parameters())
-    step = 2 if newer == "shards" else 4
-    writer = checkpoint.Checkpointer(tmp_path, model, optimizer, model, ONE_PROCESS)
-    with torch.no_grad():
-        model.weight.fill_(float(step))
-    writer.save(checkpoint.Progress(step=step))
-    with torch.no_grad():
-        model.weight.fill_(3.0)
-    save_shards(tmp_path, model, optimizer)
-    assert checkpoint.load_state(tmp_path, model, optimizer).step == max(step, 3)
-    assert torch.all(model.weight == max(step, 3))
 
 
 def test_every_setting_of_adam_reaches_the_optimizer() -> None:
