@@ -72,9 +72,11 @@ def test_denial_of_service(folder: Path, tmp_path: Path) -> None:
     ):
         load = Load(host, port, "", [])
         with healthy(host, port):
-            for name in ["huge form", "form of one name"] * 20:
-                answer = asyncio.run(load.exchange(HOSTILE[name], end=b"\r\n"))
-                assert answer.startswith(b"HTTP/1.1 400"), name
+            end = time.monotonic() + 1
+            while time.monotonic() < end:
+                for name in ("huge form", "form of one name"):
+                    answer = asyncio.run(load.exchange(HOSTILE[name], end=b"\r\n"))
+                    assert answer.startswith(b"HTTP/1.1 400"), name
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
         clients = []
