@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEVELOP := .venv/.develop
 
-.PHONY: demo test test-slow test-gpu lint bench bench-gpu docs clean
+.PHONY: demo test test-slow test-gpu lint bench bench-gpu docs mutants wheel audit clean
 
 demo: $(READY)
 	$(BIN)/manyheads demo
@@ -39,6 +39,18 @@ bench-gpu: $(DEVELOP)
 
 docs: $(DEVELOP)
 	$(BIN)/python -m pytest -q tests/docs
+
+# Changes the code in 200 small ways, and counts the changes that no test notices.
+mutants: $(DEVELOP)
+	$(BIN)/python scripts/mutants.py
+
+wheel: $(READY)
+	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist .
+
+# Known vulnerabilities of the pinned versions; needs a network.
+audit: $(READY)
+	$(BIN)/pip install -q --disable-pip-version-check pip-audit
+	$(BIN)/pip-audit -r constraints.txt --no-deps --disable-pip --strict
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Manyheads needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1 || echo missing): try make PYTHON=python3.12" >&2; exit 2; }

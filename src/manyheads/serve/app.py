@@ -26,7 +26,6 @@ from manyheads.web.guard import AccessPolicy, Guard, Limits
 from manyheads.web.responses import Problem
 
 BODY_BYTES = 256 * 2**10
-BACKLOG = 1024
 GRACE_SECONDS = 60  # for running requests at shutdown
 
 
@@ -94,7 +93,7 @@ def serve(
     """
     import uvicorn
 
-    from manyheads.web.connections import limited_protocol
+    from manyheads.web.connections import BACKLOG, LimitedServer, limited_protocol
 
     door = AccessPolicy.at(host, token)
     listening = listen(host.strip("[]"), port)
@@ -107,7 +106,7 @@ def serve(
         http=limited_protocol(),
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    server = uvicorn.Server(config)
+    server = LimitedServer(config)
 
     def stop(*signal_arguments: object) -> None:
         server.should_exit = True

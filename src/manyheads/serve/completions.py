@@ -31,7 +31,7 @@ from manyheads.nn.masks import AttentionMask, Rule
 from manyheads.nn.shapes import PaddingMask
 from manyheads.serve.batching import Batcher, Bounds, Job, Work
 from manyheads.serve.requests import collect, flag, number, read_fields, refuse, shown
-from manyheads.web.decoding import checked
+from manyheads.web.decoding import LEAST_P, checked
 from manyheads.web.responses import Fields, Problem
 
 PATH = "/v1/completions"
@@ -335,7 +335,7 @@ def _parse(fields: Fields, work: Completions) -> CompletionRequest:
         raise Problem(400, "'best_of' must equal 'n': leave it out")
     sample = Sample(
         temperature=number(fields, "temperature", 1.0, 0.0, 2.0),
-        top_p=number(fields, "top_p", 1.0, 0.0, 1.0),
+        top_p=max(number(fields, "top_p", 1.0, 0.0, 1.0), LEAST_P),  # OpenAI's 0 is greedy
         seed=number(fields, "seed", secrets.randbits(40), -(2**63), 2**63 - 1),
     )
     request = CompletionRequest(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -11,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from manyheads.serve.batching import Batcher
 from manyheads.web.guard import ApiStyle, token_in
-from manyheads.web.responses import Fields, Problem, problem_of
+from manyheads.web.responses import TYPES, Fields, Problem, problem_of
 
 FORM = "application/x-www-form-urlencoded"
 MAX_FIELDS = 10_000
@@ -109,8 +110,10 @@ def refuse(path: str, error: Exception) -> Response:
     if path.startswith("/v1/"):  # OpenAI: a request that is too large is 400
         status = 400 if status == 413 else status
         kind = "server_error" if status >= 500 else "invalid_request_error"
-        kind = "authentication_error" if status == 401 else kind
-        values = {"message": text, "type": kind, "param": None, "code": problem.kind}
+        # The message begins with the field that is wrong; a general problem has no code.
+        field = re.match(r"'(\w+)'", text)
+        code = None if problem.kind in TYPES.values() else problem.kind
+        values = {"message": text, "type": kind, "param": field and field[1], "code": code}
         answer = JSONResponse({"error": values}, status)
     elif path.startswith("/v2/"):  # DeepL: a wrong key is forbidden, not unauthorized
         answer = JSONResponse({"message": text}, 403 if status == 401 else status)

@@ -139,9 +139,7 @@ async def translate(request: Request) -> Response:
     fields = await read_fields(request)
     _check_key(request, fields)
     work = _work(request)
-    texts, is_list = texts_of(fields, "q")
-    if "q" not in fields.values:
-        raise Problem(400, "'q' is missing: send the text to translate")
+    texts, is_list = _required_texts(fields, "translate")
     source, target = fields.text("source", "auto"), fields.text("target", "")
     known = work.languages
     if source != "auto" and base(source) != base(known.source):
@@ -163,6 +161,12 @@ async def translate(request: Request) -> Response:
     if source == "auto":
         columns["detectedLanguage"] = [_detected(work)] * len(translations)
     return JSONResponse({key: list_ if is_list else list_[0] for key, list_ in columns.items()})
+
+
+def _required_texts(fields: Fields, purpose: str) -> tuple[list[str], bool]:
+    if "q" not in fields.values:
+        raise Problem(400, f"'q' is missing: send the text to {purpose}")
+    return texts_of(fields, "q")
 
 
 def _detected(work: Translations) -> dict[str, Any]:
@@ -190,7 +194,7 @@ async def detect(request: Request) -> Response:
     """POST {q}: the model's source language, with no confidence."""
     fields = await read_fields(request)
     _check_key(request, fields)
-    texts_of(fields, "q")
+    _required_texts(fields, "detect")
     return JSONResponse([_detected(_work(request))])
 
 

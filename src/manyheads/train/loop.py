@@ -7,6 +7,7 @@ ends with the same bits as one that was never stopped.
 
 import copy
 import math
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -16,6 +17,7 @@ from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+import torch.utils.deterministic
 from torch import nn
 
 from manyheads.errors import DataError, UserError
@@ -80,6 +82,32 @@ def _catch_signals(world: World) -> Iterator[Callable[[], int]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _deterministic(is_on: bool) -> Iterator[None]:
+    """Within this context PyTorch computes with algorithms that sum in a fixed order.
+
+    An operation that has none raises. Our own training kernels use no atomic additions.
+    """
+    if not is_on:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS: fixed workspaces
+    memory: Any = torch.utils.deterministic
+    settings = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    memory.fill_uninitialized_memory = False  # a check for reads of such memory, not needed
+    try:
+        yield
+    except RuntimeError as error:
+        if "deterministic" not in str(error):
+            raise
+        problem = str(error).partition(", but")[0].partition(". ")[0]
+        raise UserError(f"train.deterministic=true: {problem}; set it to false") from None
+    finally:
+        torch.use_deterministic_algorithms(settings[0])
+        memory.fill_uninitialized_memory = settings[1]
 
 
 def seed_step(seed: int, step: int, rank: int = 0) -> None:
@@ -173,7 +201,12 @@ class Trainer:
             compile_blocks(self.model)
         bar = Bar("train", train.steps, progress.step)
         bar.console.quiet = not self.world.is_main
-        with _catch_signals(self.world) as received, bar, closing(self.checkpointer):
+        with (
+            _catch_signals(self.world) as received,
+            bar,
+            closing(self.checkpointer),
+            _deterministic(train.deterministic),
+        ):
             if progress.step:
                 bar.say(f"resuming from step {progress.step}")
             if self.probe is not None:
@@ -241,8 +274,8 @@ class Trainer:
 
     def _should_compile(self) -> bool:
         """If requested, or if a run on a GPU is long enough to gain by it."""
-        if self.world.is_distributed:
-            return False
+        if self.world.is_distributed or self.train.deterministic:
+            return False  # compiled kernels depend on the order in which shapes arrive
         if self.train.compile != "auto" or self.device.type != "cuda":
             return self.train.compile == "yes"
         tokens = sum(map(self.task.tokens, self.task.batches(self.progress.step)))

@@ -69,6 +69,9 @@ class Train:
     activation_checkpointing: Annotated[
         bool, "Recompute activations in the backward pass: less memory, a third more computation"
     ] = False
+    deterministic: Annotated[
+        bool, "Same bits in every run on a GPU: sum in a fixed order, do not compile; slower"
+    ] = False
     parallel: Annotated[
         Literal["ddp", "fsdp"], "Several processes: replicate the weights, or shard them"
     ] = "ddp"
@@ -87,6 +90,8 @@ class Train:
     def __post_init__(self) -> None:
         if self.learning_rate is None and self.schedule != "transformer":
             raise UserError(f"train.schedule={self.schedule} needs a train.learning_rate")
+        if self.deterministic and self.compile == "yes":
+            raise UserError("train.compile=yes is not deterministic: remove it")
 
     def settled(self, per_epoch: int) -> "Train":
         """With steps and warm-up as numbers, given the steps of an epoch."""

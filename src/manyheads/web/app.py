@@ -138,7 +138,7 @@ def serve(
     """Serve until Ctrl-C; `ready` is called with the URL to open."""
     import uvicorn
 
-    from manyheads.web.connections import limited_protocol
+    from manyheads.web.connections import BACKLOG, LimitedServer, limited_protocol
 
     check_folder(folder)
     policy = AccessPolicy.at(host, token)
@@ -154,10 +154,10 @@ def serve(
         server_header=False,
         http=limited_protocol(),
     )
-    listening.listen()  # before `ready`: a client may connect as soon as it knows the URL
+    listening.listen(BACKLOG)  # before `ready`: a client may connect as soon as it knows the URL
     ready(f"http://{name}:{listening.getsockname()[1]}/{secret}")
     try:
-        uvicorn.Server(config).run(sockets=[listening])
+        LimitedServer(config).run(sockets=[listening])
     except KeyboardInterrupt:
         pass
     finally:

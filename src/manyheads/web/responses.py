@@ -1,6 +1,7 @@
 """Requests and responses: checked fields, JSON, tensors as bytes, and one error format."""
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -45,8 +46,13 @@ def problem_of(error: Exception) -> Problem:
         return Problem(422, "its files are nested too deeply")
     for kind, status in STATUS.items():
         if isinstance(error, kind):
-            return Problem(status, str(error))
+            return Problem(status, without_folders(str(error)))
     return Problem(500, "internal error: see the terminal of the server", "internal")
+
+
+def without_folders(message: str) -> str:
+    """A message with the names of files only: where they are is nobody else's business."""
+    return re.sub(r"(?<![\w/.:])/(?:[^/\s]+/)+", "", message)
 
 
 def answer_of(error: Exception) -> JSONResponse:

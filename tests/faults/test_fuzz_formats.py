@@ -1,0 +1,373 @@
+"""Damaged files of every format, and strange requests to every route, made by hypothesis.
+
+A reader returns, or raises a `UserError` of one line. A route answers, or refuses with 4xx or 503
+in JSON. Neither takes longer than `PATIENCE`. The normal suite tries a few cases, always the same;
+the slow suite many, other ones at each call. hypothesis prints the smallest case that fails.
+"""
+
+import gzip
+import io
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.routing import Mount
+from tests.data.small_music import random_performance
+from tests.faults.fuzzing import SERVE, VIEW, Inputs, limited
+
+from manyheads.config import dump, to_toml
+from manyheads.data import corpus
+from manyheads.data.events import PerformanceEvents
+from manyheads.data.images import ImageData
+from manyheads.data.labelled import LabelledData
+from manyheads.data.language import TextData
+from manyheads.data.midi import write_midi
+from manyheads.data.translation import FilesData
+from manyheads.errors import UserError
+from manyheads.loading import load, load_torch_run
+from manyheads.recipes import read_recipe
+from manyheads.run import read_run
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.view.figures import metric_curves
+from manyheads.web.runs import all_records
+
+PATIENCE = 20.0  # seconds
+FEW, MANY = 12, 250  # cases of a format in the normal and in the slow suite
+FEW_REQUESTS, MANY_REQUESTS = 60, 1500  # for each server
+RELAXED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+
+ODD_NUMBERS = st.sampled_from([0, -1, 1, 2**31, 2**63, -(2**70), 0.5, 1e308, float("nan")])
+ODD_TEXTS = st.sampled_from(["", "x", "\x00", "../..", "a\n", "é", "1e999", "none", "x" * 2000])
+SCALARS = st.none() | st.booleans() | ODD_NUMBERS | ODD_TEXTS | st.text(max_size=5)
+VALUES = st.recursive(
+    SCALARS, lambda x: st.lists(x, max_size=3) | st.dictionaries(ODD_TEXTS, x, max_size=2)
+)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A file that is read: its name, intact contents, how to change them, and the reader."""
+
+    file: str
+    contents: list[bytes]
+    read: Callable[[Path], Any]  # takes the folder
+    kind: str = "bytes"  # or json, jsonl, toml, safetensors
+    tokens: tuple[bytes, ...] = ()  # that may be inserted
+
+
+# --- damage ---
+
+
+@st.composite
+def damaged_bytes(draw: st.DrawFn, content: bytes, tokens: tuple[bytes, ...]) -> bytes:
+    """A few bytes changed, inserted, repeated or left out."""
+    data = bytearray(content)
+    for _ in range(draw(st.integers(0, 5))):
+        at = draw(st.integers(0, len(data)))
+        kind = draw(st.sampled_from(["flip", "insert", "delete", "cut", "repeat", "token"]))
+        if kind == "flip" and at < len(data):
+            data[at] ^= 1 << draw(st.integers(0, 7))
+        elif kind == "insert":
+            data[at:at] = draw(st.binary(max_size=6))
+        elif kind == "delete":
+            del data[at : at + draw(st.integers(1, 8))]
+        elif kind == "cut":
+            del data[at:]
+        elif kind == "repeat":
+            data[at:at] = data[at : at + 64]
+        elif tokens:
+            data[at:at] = draw(st.sampled_from(tokens))
+    return bytes(data)
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of all parts of a JSON value."""
+    yield path
+    pairs = value.items() if isinstance(value, dict) else ()
+    for key, part in enumerate(value) if isinstance(value, list) else pairs:
+        yield from leaves(part, (*path, key))
+
+
+@st.composite
+def damaged_json(draw: st.DrawFn, content: bytes) -> bytes:
+    """One or two parts replaced or left out."""
+    document = {"root": json.loads(content)}
+    for _ in range(draw(st.integers(1, 2))):
+        *path, key = draw(st.sampled_from([path for path in leaves(document) if path]))
+        part: Any = document
+        for step in path:
+            part = part[step]
+        if draw(st.integers(0, 4)) == 0 and path:
+            del part[key]
+        else:
+            part[key] = draw(VALUES)
+        if "root" not in document or not isinstance(document["root"], dict | list):
+            break
+    return json.dumps(document.get("root")).encode("utf-8", "surrogatepass")
+
+
+@st.composite
+def damaged_toml(draw: st.DrawFn, content: bytes) -> bytes:
+    """One or two settings with a value of another kind."""
+    lines = content.decode().splitlines()
+    assigned = [number for number, line in enumerate(lines) if " = " in line]
+    odd = ["-1", "0", "1e300", "nan", "true", '""', '"x"', "[]", "{}", "[1, 'a']", "9" * 30, "="]
+    for number in draw(st.lists(st.sampled_from(assigned), min_size=1, max_size=2)):
+        name = lines[number].partition(" = ")[0]
+        lines[number] = f"{name} = {draw(st.sampled_from([*odd, '{kind = 1}', '1979-05-27']))}"
+    return "\n".join(lines).encode()
+
+
+@st.composite
+def damaged_safetensors(draw: st.DrawFn, content: bytes) -> bytes:
+    """Another header, with the length of the old or of the new one."""
+    size = int.from_bytes(content[:8], "little")
+    header = draw(damaged_json(content[8 : 8 + size]))
+    length = draw(st.sampled_from([len(header), size, 0, 2**63, len(content)]))
+    return length.to_bytes(8, "little") + header + content[8 + size :]
+
+
+@st.composite
+def damaged(draw: st.DrawFn, form: Format) -> bytes:
+    content = draw(st.sampled_from(form.contents))
+    structured = {
+        "json": damaged_json,
+        "toml": damaged_toml,
+        "safetensors": damaged_safetensors,
+    }
+    if form.kind in structured and draw(st.integers(0, 3)):
+        return draw(structured[form.kind](content))
+    return draw(damaged_bytes(content, form.tokens))
+
+
+def check(form: Format, content: bytes, folder: Path) -> None:
+    (folder / form.file).write_bytes(content)
+    message = ""
+    try:
+        with limited(PATIENCE), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            form.read(folder)
+    except UserError as error:
+        message = str(error)
+    assert len(message.splitlines()) <= 1, message
+
+
+# --- formats ---
+
+
+def music() -> bytes:
+    stream = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path("/tmp")
+    path = stream / "manyheads-fuzz.mid"
+    write_midi([random_performance(1, 12)], path)
+    content = path.read_bytes()
+    path.unlink()
+    return content
+
+
+def images() -> tuple[bytes, bytes]:
+    """As npz and as idx."""
+    pixels = np.random.default_rng(1).integers(0, 255, (6, 4, 4), np.uint8)
+    stream = io.BytesIO()
+    np.savez(stream, x_train=pixels, y_train=np.arange(6, dtype=np.uint8) % 2)
+    head = bytes([0, 0, 8, 3]) + np.array([6, 4, 4], ">u4").tobytes()
+    return stream.getvalue(), head + pixels.tobytes()
+
+
+def read_idx(folder: Path) -> None:
+    (folder / "train-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 6] + [0, 1] * 3))
+    ImageData(folder=str(folder)).read("train")
+
+
+def read_table(name: str) -> Callable[[Path], Any]:
+    return lambda folder: LabelledData(train=str(folder / name)).read("train")
+
+
+def read_parallel(folder: Path) -> None:
+    (folder / "b").write_text("ein Hund\nzwei Katzen\n" * 3)
+    FilesData(source=str(folder / "a"), target=str(folder / "b"), valid_fraction=0.2).read("train")
+
+
+def read_metrics(folder: Path) -> None:
+    json.dumps(list(all_records(folder / "metrics.jsonl")), allow_nan=False)
+    metric_curves(folder)
+
+
+def encode(folder: Path) -> None:
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    tokenizer.decode(tokenizer.encode("The small dog 日本"))
+
+
+ROWS = [("A good film.", "good"), ("Bad, really.", "bad"), ("Fine 日本", "good")] * 3
+SEPARATORS = (b"\t", b",", b'"', b"\n", b"\r\n", b"\xef\xbb\xbf", b"nan", b"\x00")
+STEPS = [{"step": step, "split": "train", "loss": 1 / step} for step in range(1, 5)]
+NPZ, IDX = images()
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    return Inputs(tmp_path_factory.mktemp("fuzz"))
+
+
+@pytest.fixture(scope="module")
+def huggingface(tmp_path_factory: pytest.TempPathFactory, inputs: Inputs) -> Path:
+    """The folder of a small GPT-2."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("huggingface")
+    tokenizer = inputs.tokenizers["bpe"]
+    sizes = {"n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    config = transformers.GPT2Config(
+        vocab_size=tokenizer.vocab_size, bos_token_id=1, eos_token_id=2, **sizes
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    tokenizer.save(folder / "tokenizer.json")
+    return folder
+
+
+def formats(inputs: Inputs, writer: Path) -> dict[str, Format]:
+    tsv = "\n".join(["text\tlabel", *map("\t".join, ROWS)]).encode()
+    csv = "\n".join(["text,label", *(f'"{text}",{label}' for text, label in ROWS)]).encode()
+    jsonl = "\n".join(json.dumps({"text": text, "label": label}) for text, label in ROWS).encode()
+    plain = b"The dog sees.\n\nA cat sleeps. It dreams.\n" * 5
+    tokenizers = [tokenizer.to_json().encode() for tokenizer in inputs.tokenizers.values()]
+    recipes = [to_toml(dump(read_recipe(name))).encode() for name in ("phrasebook", "bert-mini")]
+    steps = "\n".join(map(json.dumps, STEPS)).encode()
+    weights, words = (writer / "model.safetensors").read_bytes(), (b"null", b"1e999", b"[", b"{}")
+    return {
+        "tsv": Format("t.tsv", [tsv], read_table("t.tsv"), tokens=SEPARATORS),
+        "csv": Format("t.csv", [csv], read_table("t.csv"), tokens=SEPARATORS),
+        "jsonl": Format("t.jsonl", [jsonl], read_table("t.jsonl"), tokens=words),
+        "gzip": Format("t.tsv.gz", [gzip.compress(tsv, mtime=0)], read_table("t.tsv.gz")),
+        "parallel text": Format("a", [b"a dog\ntwo cats\n" * 3], read_parallel, tokens=SEPARATORS),
+        "plain text": Format(
+            "t.txt", [plain], lambda folder: TextData(folder=str(folder)).read("train")
+        ),
+        "npz": Format("a.npz", [NPZ], lambda folder: ImageData(folder=str(folder)).read("train")),
+        "idx": Format("train-images-idx3-ubyte", [IDX], read_idx, tokens=(b"\x7f\xff\xff\xff",)),
+        "midi": Format(
+            "a.mid",
+            [music()],
+            lambda folder: PerformanceEvents().words((folder / "a.mid").read_bytes(), "a.mid"),
+            tokens=(b"\xff\x51\x03\xff\xff\xff", b"\xff\xff\xff\x7f", b"MTrk", b"\xf0"),
+        ),
+        "tokenizer.json": Format("tokenizer.json", tokenizers, encode, "json", words),
+        "run.toml": Format("run.toml", [(writer / "run.toml").read_bytes()], read_run, "toml"),
+        "recipe": Format("r.toml", recipes, lambda f: read_recipe(str(f / "r.toml")), "toml"),
+        "metrics.jsonl": Format("metrics.jsonl", [steps], read_metrics, tokens=words),
+        "safetensors": Format("model.safetensors", [weights], load_torch_run, "safetensors"),
+    }
+
+
+NAMES = (
+    *("tsv", "csv", "jsonl", "gzip", "parallel text", "plain text", "npz", "idx", "midi"),
+    *("tokenizer.json", "run.toml", "recipe", "metrics.jsonl", "safetensors"),
+)
+
+
+def try_format(form: Format, folder: Path, examples: int, intact: Path | None = None) -> None:
+    if intact is not None:
+        shutil.copytree(intact, folder, dirs_exist_ok=True)
+    (folder / form.file).write_bytes(form.contents[0])
+    form.read(folder)
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=examples == FEW,
+        suppress_health_check=RELAXED,
+    )
+    @given(damaged(form))
+    def every_case(content: bytes) -> None:
+        check(form, content, folder)
+
+    every_case()
+
+
+@pytest.mark.parametrize("examples", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", NAMES)
+def test_damaged_files_are_read_or_refused(
+    name: str, examples: int, inputs: Inputs, tmp_path: Path
+) -> None:
+    writer = inputs.models / "writer"
+    known = formats(inputs, writer)
+    assert known.keys() == set(NAMES)
+    if name in ("csv", "jsonl") and not hasattr(corpus, "TABLES"):
+        pytest.skip("tables have tabs between their columns")
+    needs_run = name in ("run.toml", "safetensors")
+    try_format(known[name], tmp_path, examples, writer if needs_run else None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_damaged_folders_of_hugging_face(name: str, huggingface: Path, tmp_path: Path) -> None:
+    kind = "safetensors" if name.endswith("safetensors") else "json"
+    form = Format(name, [(huggingface / name).read_bytes()], load, kind)
+    try_format(form, tmp_path, MANY, huggingface)
+
+
+# --- routes ---
+
+
+def test_every_route_is_tried(inputs: Inputs) -> None:
+    for client, table in (("view", VIEW), ("writer", SERVE)):
+        app: Any = inputs.clients[client].app
+        for route in app.app.routes:
+            paths = [path for path in table if route.path_regex.match(path)]
+            assert paths or isinstance(route, Mount), route.path
+
+
+@st.composite
+def requests(draw: st.DrawFn, table: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """A documented request with some values replaced, left out or added."""
+    path = draw(st.sampled_from(sorted(table)))
+    method, documented = table[path]
+    values = {name: value for name, value in documented.items() if draw(st.integers(0, 9))}
+    for name in draw(st.lists(st.sampled_from([*values, "x"]), max_size=2)):
+        values[name] = draw(VALUES)
+    method = draw(st.sampled_from([method] * 8 + ["PUT", "DELETE"]))
+    kinds = ["application/json"] * 6 + ["application/x-www-form-urlencoded", "text/plain", ""]
+    request: dict[str, Any] = {"method": method, "url": path}
+    if method == "GET":
+        pairs = ((name, str(value)[:200]) for name, value in values.items())
+        request["params"] = {name: value.encode("utf-8", "replace") for name, value in pairs}
+        return request
+    body = json.dumps(values).encode()
+    if draw(st.integers(0, 4)) == 0:
+        body = draw(damaged_bytes(body, (b"[" * 2000, b"9" * 5000, b"\\ud800", b"1e999")))
+    return request | {"content": body, "headers": {"Content-Type": draw(st.sampled_from(kinds))}}
+
+
+@pytest.mark.parametrize(
+    "examples", [FEW_REQUESTS, pytest.param(MANY_REQUESTS, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("server", ["view", "translator", "writer"])
+def test_strange_requests_are_answered_or_refused(
+    server: str, examples: int, inputs: Inputs
+) -> None:
+    client = inputs.clients[server]
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=examples == FEW_REQUESTS,
+        suppress_health_check=RELAXED,
+    )
+    @given(requests(VIEW if server == "view" else SERVE))
+    def every_case(request: dict[str, Any]) -> None:
+        with limited(PATIENCE):
+            answer = client.request(**request)
+        status = answer.status_code
+        assert status < 500 or status == 503, answer.text[:300]
+        if status >= 400:
+            assert isinstance(answer.json(), dict)
+
+    every_case()
