@@ -182,8 +182,9 @@ def score(
 
 
 def translation_probe(task: Any, model: Any, folder: Path) -> TranslationProbe | None:
-    """The probe of a translation task; None if nothing can be shown."""
-    if not has_cross_attention(model):
+    """The probe of a translation task; None if there is nothing to show, or the run is short."""
+    train = task.train.settled(task.per_epoch)
+    if not has_cross_attention(model) or train.steps < train.probes:
         return None
     # Before it has learned to stop, a model would write to the limit.
     decode = replace(task.run.decode, beam=1, max_length_ratio=1.0, max_length_extra=6)
