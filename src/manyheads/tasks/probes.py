@@ -189,7 +189,5 @@ def translation_probe(task: Any, model: Any, folder: Path) -> TranslationProbe |
     # Before it has learned to stop, a model would write to the limit.
     decode = replace(task.run.decode, beam=1, max_length_ratio=1.0, max_length_extra=6)
     translator = Translator(model, task.tokenizer, decode, GraphCache())
-    probe = TranslationProbe(
-        translator, task.valid_corpus, folder, task.train.settled(task.per_epoch)
-    )
+    probe = TranslationProbe(translator, task.valid_corpus, folder, train)
     return probe if probe.sources else None
