@@ -5,8 +5,10 @@ import contextlib
 import io
 import json
 import shutil
+import urllib.request
 import zlib
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from tests.web.small_pages import SETTINGS
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 shared = pytest.importorskip("tests.web.test_page", reason="needs chromium")
 
+from manyheads.commands.demo import watch  # noqa: E402
 from manyheads.recipes import read_recipe  # noqa: E402
 from manyheads.run import make_trainer  # noqa: E402
 
@@ -164,3 +167,15 @@ def test_a_run_without_probes_says_how_to_get_them(page: Any, folder: Path) -> N
     shutil.copytree(folder / "translator", folder / "bare", ignore=shutil.ignore_patterns("probes"))
     visit(page, "/watch?run=bare")
     expect(page.get_by_role("status")).to_contain_text("train.probes")
+
+
+def test_the_demo_opens_the_page_while_it_trains(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: Queue[str] = Queue()
+    monkeypatch.setattr("webbrowser.open", opened.put)
+    watch(tmp_path / "run")  # which does not exist yet
+    shutil.copytree(folder / "translator", tmp_path / "run")
+    with urllib.request.urlopen(opened.get(timeout=20)) as answer:
+        assert answer.url.endswith("/watch")
+        assert b"Manyheads" in answer.read()

@@ -1,9 +1,12 @@
-"""What `manyheads demo` prints once its model is trained."""
+"""The page and the report of `manyheads demo`."""
 
+import time
 from pathlib import Path
+from threading import Thread
 
 import torch
 
+from manyheads.commands.shared import say
 from manyheads.data.translation import PhrasebookData
 from manyheads.errors import UserError
 from manyheads.evaluate.alignment import word_maps
@@ -66,3 +69,23 @@ def draw_alignment(loaded: TorchRun, evaluation: Evaluation, plot: Path) -> None
         plot,
         marks=[(target, source) for source, target in pair.alignment],
     )
+
+
+def watch(folder: Path) -> Thread:
+    """Serve the Watch page of a run from when it begins, and open it in a browser."""
+    import webbrowser
+
+    from manyheads.web.app import serve
+
+    def ready(address: str) -> None:
+        say(f"{address}watch")
+        webbrowser.open(f"{address}watch")
+
+    def run() -> None:
+        while not (folder / "run.toml").is_file():
+            time.sleep(0.2)
+        serve(folder, "127.0.0.1", 0, None, ready)
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    return thread

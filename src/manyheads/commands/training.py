@@ -70,6 +70,9 @@ def _train(
 
 def demo(
     out: options.Out = Path("runs/demo"),
+    open_page: Annotated[
+        bool, option("Watch it learn in a browser while it trains, until Ctrl-C", "--open")
+    ] = False,
     seed: options.Seed = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
@@ -78,13 +81,18 @@ def demo(
 
     Examples
       $ manyheads demo
+      $ manyheads demo --open
     """
-    from manyheads.commands.demo import show
+    from manyheads.commands.demo import show, watch
 
     refuse_torchrun("demo")
     chosen = choose(device, threads)
+    page = watch(out) if open_page else None
     _train(_recipe("phrasebook", None, seed), out, chosen)
     show(out, chosen, command_name())
+    if page is not None:
+        say("the page stays open until Ctrl-C")
+        page.join()
 
 
 def train(
