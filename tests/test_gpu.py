@@ -31,7 +31,7 @@ from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attend import attend
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Stack
-from manyheads.nn.layers import Norm, Plain
+from manyheads.nn.layers import Norm, Plain, Residual
 from manyheads.nn.masks import Both, SameDocument, Window, causal, full, make_mask
 from manyheads.nn.positions import (
     Alibi,
@@ -97,7 +97,7 @@ def test_kernels_pass_their_selftests() -> None:
 def test_kernels_equal_their_formulas(name: str) -> None:
     for sizes in ON_GPU[name]:
         assert worst_error(name, sizes, "cuda", BF16) < 0.02, sizes
-    if name == "short_attention":
+    if name in ("short_attention", "layer_norm"):
         assert worst_error(name, ON_GPU[name][0], "cuda", torch.float16) < 0.005
 
 
@@ -209,9 +209,15 @@ def test_a_fused_stack_is_as_near_to_float64_as_a_plain_one(
     for length in (40,) if placement == "pre" else (40, 200):
         x, grad = torch.randn(2, 3, length, 96, device=CUDA)
         with monkeypatch.context() as patch:
-            calls = count_calls(patch, ("short_attention", "short_attention"))
+            calls = count_calls(
+                patch,
+                *(("layer_norm", "prenorm"), ("layer_norm", "add_norm"), ("mlp", "fused_mlp")),
+                ("short_attention", "short_attention"),
+            )
             ours = [results(fused, x, grad)]
-            assert len(calls) == (placement == "post" and length == 40)  # nothing is rotated
+            norms = ["prenorm"] * 3 if placement == "pre" else ["add_norm"] * 2
+            is_short = placement == "post" and length == 40  # nothing is rotated
+            assert sorted(calls) == sorted(["fused_mlp", *norms, *["short_attention"] * is_short])
         ours.append(results(compiled, x, grad))
         with monkeypatch.context() as patch:
             without_kernels(patch)
@@ -254,6 +260,24 @@ def test_attention_with_dropout_has_the_mean_of_attention_without(
     assert_close(means, expected, 0.15)
 
 
+def test_compiled_residual_dropout_is_the_same_in_both_passes() -> None:
+    """The gradient of f is zero where f was dropped; another call drops something else."""
+    torch._dynamo.reset()
+    residual = Residual(48, Norm(placement="post"), 0.25).cuda().train()
+    optimize.optimize(residual)
+    call: Any = torch.compile(residual, fullgraph=True)
+    f = torch.randn(70, 48, device=CUDA, dtype=BF16, requires_grad=True)
+    x, masks = torch.zeros_like(f), []
+    for _ in range(2):
+        with torch.autocast("cuda", BF16):
+            out = call(x, lambda _: f)
+        [grad] = torch.autograd.grad(out, f, torch.randn_like(out))
+        masks.append(grad != 0)
+        assert_close([out], [F.layer_norm(f.double() * masks[-1] / 0.75, (48,))])
+        assert abs(float(masks[-1].double().mean()) - 0.75) < 0.04
+    assert not torch.equal(masks[0], masks[1])
+
+
 # Training and decoding
 
 
@@ -269,7 +293,7 @@ def test_a_translator_learns_with_kernels_and_resumes(tmp_path: Path) -> None:
         trainer = make_trainer(run, tmp_path, CUDA)
         assert trainer.dtype == BF16
         parts = trainer.model.modules()
-        assert any(isinstance(part, fused_modules.FusedSelfAttention) for part in parts)
+        assert any(isinstance(part, fused_modules.FusedResidual) for part in parts)
         trainer.run()
         assert trainer.progress.step == steps
     assert trainer.task.validate(trainer.model)["loss"] < 2.5  # of 6.9 at the start

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from manyheads.kernels.selftest import Inputs, relative_error
+from manyheads.kernels.selftest import FUSED_ACTIVATIONS, Inputs, relative_error
 
 CASES: dict[str, list[tuple[Any, ...]]] = {
     # rows, heads, key/value heads, channels of a head, slots
@@ -40,6 +40,13 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     ],
     # outputs, inputs
     "gemv": [(1, 8), (13, 40), (5, 150)],
+    # dropout, shape
+    "layer_norm": [
+        *((0.0, *shape) for shape in ((3, 5, 64), (7, 48), (23, 512), (2, 2048))),
+        *((0.3, *shape) for shape in ((3, 5, 64), (2, 512))),
+    ],
+    # activation, shape
+    "mlp": [(kind, *shape) for kind in FUSED_ACTIVATIONS for shape in ((3, 5, 16), (700, 32))],
     # queries, keys, channels of a head, causal, lengths of padded keys, dropout
     "short_attention": [
         (5, 5, 16, True, None, 0.0),
@@ -69,6 +76,8 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
 ON_GPU: dict[str, list[tuple[Any, ...]]] = {
     "biased_attention": [(128, 64, True, (128, 40)), (200, 128, False, None)],
     "decode_attention": [(3, 4, 4, 5, 200, (3, 5)), (3, 8, 1, 3, 64, (1, 1))],
+    "layer_norm": [(0.3, 9, 2048)],
+    "mlp": [("gelu", 700, 32)],
     "short_attention": CASES["short_attention"][-4:],
     "softmax_grad": [(50257, 47, 0.1, 3.0, True)],
     "topk": [(4, 50257, 10, True)],

@@ -70,6 +70,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     record: list[str] = []
     for module, name in (
         ("short_attention", "short_attention"),
+        ("mlp", "fused_mlp"),
+        ("layer_norm", "add_norm"),
+        ("layer_norm", "prenorm"),
         ("gemv", "gemv"),
         ("gemv", "norm_row"),
         ("append_attention", "append_attention"),

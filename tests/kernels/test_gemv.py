@@ -8,10 +8,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from manyheads.kernels import gemv as kernels
+from manyheads.kernels.selftest import FUSED_ACTIVATIONS
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.layers import ACTIVATIONS, Gated, Norm, Plain, Residual
-from manyheads.optimize.gemv import FUSED_ACTIVATIONS, GemvLinear, GemvResidual, with_gemv
+from manyheads.optimize.gemv import GemvLinear, GemvResidual, with_gemv
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")  # numpy's sigmoid
 CLOSE: Any = {"rtol": 1e-4, "atol": 1e-4}

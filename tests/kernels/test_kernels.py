@@ -9,7 +9,10 @@ import torch
 from tests.kernels.cases import CASES, worst_error
 
 from manyheads import ops
-from manyheads.kernels import biased_attention, decode_attention, gemv, topk
+from manyheads.kernels import biased_attention, decode_attention, gemv, layer_norm, topk
+from manyheads.kernels.common import sum_rows
+from manyheads.kernels.layer_norm import add_norm, prenorm
+from manyheads.kernels.mlp import fused_mlp
 from manyheads.kernels.selftest import passes, run_selftest
 from manyheads.kernels.short_attention import dropout_mask, short_attention
 from manyheads.kernels.softmax_grad import cross_entropy_grad
@@ -26,6 +29,7 @@ BLOCKS: dict[str, list[dict[Any, dict[str, Any]]]] = {  # to have several of the
         for programs, unscanned in ((256, 128), (8, 0), (1, 128))
     ],
     "gemv": [{gemv: {"BLOCK_ELEMENTS": 128, "MAX_COLUMNS": 64}}],
+    "layer_norm": [{layer_norm: {"_processors": lambda x: 3, "WARPS_PER_PROCESSOR": 1}}, {}],
     "topk": [{}, {topk: {"MAX_LANES": 32, "MIN_COLUMNS_PER_PROGRAM": 50}}],
 }  # fmt: skip
 
@@ -68,6 +72,34 @@ def test_short_attention_is_a_well_formed_operator(has_memory: bool) -> None:
     x = torch.randn(96 if not has_memory else 32, 5, 2).permute(2, 1, 0).requires_grad_()
     memory = torch.randn(2, 7, 64, requires_grad=True) if has_memory else None
     torch.library.opcheck(short_attention, (x, memory, 2, None, False, 0.3, None, 0.0))
+
+
+def test_training_operators_are_well_formed() -> None:
+    x, ones = torch.randn(16, 6).T, torch.ones(16)
+    weights = torch.randn(8, 16), torch.randn(8), torch.randn(16, 8), torch.randn(16)
+    torch.library.opcheck(add_norm, (x, x, ones, ones, None, 0.0, 1e-5))
+    torch.library.opcheck(fused_mlp, (x, *weights, "gelu"))
+
+
+def test_frozen_weights_get_no_gradient() -> None:
+    x, w1, b1, w2, b2 = (torch.randn(s) for s in ((3, 8), (16, 8), (16,), (8, 16), (8,)))
+    y = fused_mlp(x.requires_grad_(), w1, b1, w2.requires_grad_(), b2, "relu")[0]
+    y.sum().backward()
+    assert [w.grad is not None for w in (x, w1, b1, w2, b2)] == [True, False, False, True, False]
+
+
+def test_a_norm_that_nothing_uses_has_no_gradient() -> None:
+    x, weight = torch.randn(4, 32, requires_grad=True), torch.ones(32, requires_grad=True)
+    stream = prenorm(x, weight, torch.zeros(32), 1e-5, torch.float32)[1]
+    grads = torch.autograd.grad(stream.cos().sum(), (x, weight), allow_unused=True)
+    torch.testing.assert_close(grads[0], -x.sin())
+    assert grads[1] is None
+
+
+def test_sum_rows() -> None:
+    for rows, width in product((1, 64, 65, 200), (1, 16, 50)):
+        partial = torch.randn(rows, width)
+        torch.testing.assert_close(sum_rows(partial), partial.sum(0), rtol=1e-5, atol=1e-5)
 
 
 def test_ignored_rows_may_hold_anything() -> None:

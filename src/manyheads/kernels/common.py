@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Parts that several Triton kernels share: launches, strides, rows of a matrix.
+"""Parts that several Triton kernels share: launches, strides, rows, dropout masks and sums.
 
 Programmatic dependent launch (PDL, Hopper and later): a kernel starts while its predecessor ends. A
 decoding step is a chain of kernels of a few microseconds, with gaps as long as the kernels. A
@@ -22,6 +22,8 @@ from torch import Tensor
 
 LOG2_E = 1.4426950408889634  # e^x = 2^(x log₂ e), and exp2 is one instruction
 HOPPER = (9, 0)  # compute capability
+PHILOX_ROUNDS = tl.constexpr(7)  # the fewest that pass the tests of the authors of Philox 4×32
+SUM_ROWS, SUM_COLUMNS = 64, 16  # block of one program of `sum_rows`
 
 
 def device_guard(x: Tensor) -> AbstractContextManager[object]:
@@ -32,6 +34,11 @@ def device_guard(x: Tensor) -> AbstractContextManager[object]:
 def contiguous_channels(x: Tensor) -> Tensor:
     """x with any strides, except that the last dimension is contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def empty_contiguous(like: Tensor) -> Tensor:
+    """An empty tensor of the same shape, contiguous whatever the strides of the other."""
+    return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
 def empty_heads_inner(like: Tensor) -> Tensor:
@@ -57,6 +64,47 @@ def store_rows(x, positions, step, n, values, D: tl.constexpr):
         values.to(x.dtype.element_ty),
         mask=positions[:, None] < n,
     )
+
+
+@triton.jit
+def dropout_scale(SEED, rows, p, N: tl.constexpr):
+    """1 / (1 − p) where an element is kept, 0 where it is dropped: N columns of these rows.
+
+    The mask is a function of a seed and of the element's index (Philox). The forward and the
+    backward pass compute the same mask, so none is stored.
+    """
+    quarter = tl.arange(0, N // 4)
+    counters = rows[:, None] * (N // 4) + quarter[None, :]
+    a, b, c, d = tl.randint4x(tl.load(SEED), counters, PHILOX_ROUNDS)
+    bits = tl.join(tl.join(a, c), tl.join(b, d)).reshape(rows.shape[0], N)
+    # The upper 24 bits, which float32 holds exactly.
+    uniform = ((bits >> 8) & 0xFFFFFF).to(tl.float32) * (1.0 / 16777216)
+    return tl.where(uniform >= p, 1.0 / (1.0 - p), 0.0)
+
+
+@triton.jit
+def _sum_rows(PARTIAL, TOTAL, rows, width, M: tl.constexpr, C: tl.constexpr):
+    columns = tl.program_id(0) * C + tl.arange(0, C)
+    total = tl.zeros([M, C], tl.float32)
+    for start in range(0, rows, M):
+        row = start + tl.arange(0, M)
+        mask = (row < rows)[:, None] & (columns < width)[None, :]
+        total += tl.load(PARTIAL + row[:, None] * width + columns[None, :], mask=mask, other=0.0)
+    tl.store(TOTAL + columns, tl.sum(total, 0), mask=columns < width)
+
+
+def sum_rows(partial: Tensor) -> Tensor:
+    """Σ over the rows of partial sums [n d] that programs wrote, float32 and contiguous.
+
+    PyTorch's own sum of so few rows takes longer, and clears a semaphore first.
+    """
+    rows, width = partial.shape
+    total = partial.new_empty(width)
+    with device_guard(partial):
+        _sum_rows[(triton.cdiv(width, SUM_COLUMNS),)](
+            partial, total, rows, width, M=SUM_ROWS, C=SUM_COLUMNS
+        )
+    return total
 
 
 def pdl_options(x: Tensor) -> dict[str, bool]:

@@ -19,8 +19,7 @@ with gain g and shift h. The formula is invariant to a constant added to x; x₀
 that a mean far from zero does not cancel σ².
 """
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
 import torch
 import triton
@@ -28,8 +27,14 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.kernels.common import device_guard, grid_wait, launch_dependents, pdl_options
-from manyheads.kernels.selftest import EPS, Comparison, Inputs
+from manyheads.kernels.common import (
+    device_guard,
+    empty_contiguous,
+    grid_wait,
+    launch_dependents,
+    pdl_options,
+)
+from manyheads.kernels.selftest import EPS, FUSED_ACTIVATIONS, Comparison, Inputs
 
 BLOCK_ELEMENTS, MAX_COLUMNS, WARPS = 4096, 4096, 4  # of W in a program; columns of that block
 MAX_REGISTERS = 64  # per thread: eight programs then fit on a multiprocessor of an H200
@@ -183,14 +188,7 @@ def _(x, weight, bias=None, activation="", residual=None, gain=None, shift=None,
 
 @norm_row.register_fake
 def _(x, gain, shift, eps):
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu-tanh": partial(F.gelu, approximate="tanh"),
-}
+    return empty_contiguous(x)
 
 
 @torch.no_grad()
@@ -200,7 +198,7 @@ def case(new: Inputs, outputs: int, inputs: int) -> Iterator[Comparison]:
     x, weight, bias, gain, shift, residual = new.randn(*shapes)
     y, exact, norm_shape = x / inputs**0.5, weight.double().mT, (inputs,)
     yield gemv(x, weight), x.double() @ exact
-    for name, activation in ACTIVATIONS.items():
+    for name, activation in FUSED_ACTIVATIONS.items():
         product = activation(y.double() @ exact + bias.double())
         yield gemv(y, weight, bias, name, residual), product + residual.double()
     x = x + 100.0  # a mean far from zero must not cancel the deviation

@@ -8,14 +8,22 @@ with more sizes.
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 TOLERANCE = 0.02  # relative error in the Frobenius norm, in bfloat16
 SCALE, EPS = 0.2, 0.1  # of attention scores and of norms in self-tests
+
+FUSED_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # that kernels compute
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu-tanh": partial(F.gelu, approximate="tanh"),
+}
 
 Comparison = tuple[Tensor, Tensor]  # the result of a kernel, and the float64 reference
 Lengths = tuple[int, ...] | None  # of padded sequences
@@ -86,6 +94,13 @@ def compare(
         torch.autograd.grad(expected, exact, grad.double()),
         strict=True,
     )
+
+
+def check_dropped(mask: Tensor, p: float) -> None:
+    """Raise an error if the fraction of zeros in a dropout mask is not about p."""
+    dropped = (mask == 0).double().mean()
+    if not (dropped - p).abs() < 0.05 + mask.numel() ** -0.5:
+        raise ValueError(f"dropout drops {dropped:.2f} instead of {p}")
 
 
 def attention_formula(

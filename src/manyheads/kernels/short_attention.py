@@ -21,17 +21,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.kernels.common import LOG2_E, device_guard, load_rows, store_rows
+from manyheads.kernels.common import (
+    LOG2_E,
+    device_guard,
+    dropout_scale,
+    empty_contiguous,
+    load_rows,
+    store_rows,
+)
 from manyheads.kernels.selftest import (
     SCALE,
     Comparison,
     Inputs,
     Lengths,
     attention_formula,
+    check_dropped,
     compare,
 )
-
-PHILOX_ROUNDS = tl.constexpr(7)  # the fewest that pass the tests of the authors of Philox 4×32
 
 
 @triton.jit
@@ -52,22 +58,6 @@ def _weights(
     return p / tl.where(total == 0.0, 1.0, total)[:, None]
 
 
-@triton.jit
-def _dropout_scale(SEED, rows, p, N: tl.constexpr):
-    """1 / (1 − p) where an element is kept, 0 where it is dropped: N columns of these rows.
-
-    The mask is a function of a seed and of the element's index (Philox). The forward and the
-    backward pass compute the same mask, so none is stored.
-    """
-    quarter = tl.arange(0, N // 4)
-    counters = rows[:, None] * (N // 4) + quarter[None, :]
-    a, b, c, d = tl.randint4x(tl.load(SEED), counters, PHILOX_ROUNDS)
-    bits = tl.join(tl.join(a, c), tl.join(b, d)).reshape(rows.shape[0], N)
-    # The upper 24 bits, which float32 holds exactly.
-    uniform = ((bits >> 8) & 0xFFFFFF).to(tl.float32) * (1.0 / 16777216)
-    return tl.where(uniform >= p, 1.0 / (1.0 - p), 0.0)
-
-
 # These sizes change from batch to batch and must not cause a recompilation.
 @triton.jit(do_not_specialize=["queries", "keys", "mask_row"])
 def _forward(
@@ -83,7 +73,7 @@ def _forward(
     v = load_rows(V + first_k, at_k, kv_step, keys, D)
     p = _weights(q, k, MASK + row * mask_row, at_q, at_k, keys, scale, CAUSAL, PADDED)
     if DROPS:
-        p = p * _dropout_scale(SEED, tl.program_id(0) * M + at_q, dropout_p, N)
+        p = p * dropout_scale(SEED, tl.program_id(0) * M + at_q, dropout_p, N)
     o = tl.dot(p.to(v.dtype), v)
     store_rows(OUT + row * queries * heads * D + head * D, at_q, heads * D, queries, o, D)
 
@@ -106,7 +96,7 @@ def _backward(
     dp = tl.dot(do, tl.trans(v))
     dropped = p
     if DROPS:
-        mask = _dropout_scale(SEED, tl.program_id(0) * M + at_q, dropout_p, N)
+        mask = dropout_scale(SEED, tl.program_id(0) * M + at_q, dropout_p, N)
         dropped = p * mask
         dp = dp * mask
     dv = tl.dot(tl.trans(dropped.to(do.dtype)), do)
@@ -161,7 +151,7 @@ def short_attention(
     """
     x, memory = x.contiguous(), None if memory is None else memory.contiguous()
     inputs, numbers, constants = _arguments(x, memory, heads, padding_mask, causal, scale, seed, p)
-    out = torch.empty_like(inputs[0], memory_format=torch.contiguous_format)
+    out = empty_contiguous(inputs[0])
     with device_guard(x):
         _forward[(len(x) * heads,)](*inputs, out, *numbers, **constants)
     return out
@@ -184,11 +174,7 @@ def short_attention_backward(
 
 def _empty_grads(x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
     """Operators return no None."""
-    layout = torch.contiguous_format
-    dx = torch.empty_like(x, memory_format=layout)
-    if memory is None:
-        return dx, x.new_empty(0)
-    return dx, torch.empty_like(memory, memory_format=layout)
+    return empty_contiguous(x), x.new_empty(0) if memory is None else empty_contiguous(memory)
 
 
 @short_attention.register_fake
@@ -239,9 +225,7 @@ def case(
     if p:
         seed = torch.ones(1, dtype=torch.int64, device=new.device)
         dropout = dropout_mask(x, memory.chunk(2, -1)[0], seed, p)
-        dropped = (dropout == 0).double().mean()
-        if not (dropped - p).abs() < 0.05 + dropout.numel() ** -0.5:
-            raise ValueError(f"dropout drops {dropped:.2f} instead of {p}")
+        check_dropped(dropout, p)
 
     def kernel(x: Tensor, memory: Tensor | None = None) -> Any:
         return short_attention(x, memory, 2, padding_mask, causal, SCALE, seed, p)

@@ -1,6 +1,6 @@
 """Optimisation by class swap: the only package that knows both model parts and kernels.
 
-`optimize` gives attention modules on a GPU fused subclasses (`module.__class__ = …`, as
+`optimize` gives the modules of a model on a GPU fused subclasses (`module.__class__ = …`, as
 `torch.distributed.fsdp.fully_shard` does it): parameters, `state_dict` names and `isinstance` stay.
 A fused subclass (optimize/fused.py) checks the call and falls back to `super().forward`.
 `compile_blocks` and `checkpoint_blocks` are swaps of the same kind. `with_gemv` (optimize/gemv.py)
@@ -14,17 +14,24 @@ from typing import Any
 
 import torch
 import torch._functorch.config as functorch_config
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from manyheads.errors import UserError
 from manyheads.kernels.dispatch import runs_triton
+from manyheads.kernels.selftest import FUSED_ACTIVATIONS
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Block, Stack
 from manyheads.nn.layers import Residual
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.shapes import Hidden
-from manyheads.optimize.fused import FUSED, compute_dtype
+from manyheads.optimize.fused import (
+    FUSED,
+    FusedFeedForward,
+    FusedLayerNorm,
+    FusedResidual,
+    compute_dtype,
+)
 from manyheads.optimize.gemv import has_gemv, with_gemv
 
 __all__ = [
@@ -48,6 +55,8 @@ def optimize(model: nn.Module) -> None:
     for module in model.modules():
         if type(module) in FUSED:
             module.__class__ = FUSED[type(module)]
+        if isinstance(module, Stack) and type(module.last_norm) is nn.LayerNorm:
+            module.last_norm.__class__ = FusedLayerNorm
 
 
 def _stacks(model: nn.Module) -> Iterator[tuple[Stack, bool]]:
@@ -64,23 +73,11 @@ def _stacks(model: nn.Module) -> Iterator[tuple[Stack, bool]]:
             )
 
 
-class CompiledResidual(Residual):
-    """A residual connection whose sum has the dtype of the matrix products.
-
-    Under autocast a norm returns float32, and so the sum would be float32: the stream would take
-    twice the memory traffic, with a conversion before every product.
-    """
-
-    def forward(self, x: Hidden, f: Callable[[Tensor], Tensor]) -> Hidden:
-        y = super().forward(x, f)
-        return y.to(compute_dtype(y))
-
-
 class CompiledStack(Stack):
     """A stack whose blocks are compiled one by one: the first takes seconds and serves for all.
 
-    Activations that are cheap to recompute are not kept, unless there is dropout: PyTorch 2.13
-    would draw another mask when it recomputes.
+    Activations that are cheap to recompute are not kept, unless there is dropout (PyTorch 2.13
+    would draw another mask when it recomputes) or our kernels run (they keep little already).
     """
 
     budget: float
@@ -99,11 +96,15 @@ class CompiledStack(Stack):
 def compile_blocks(model: nn.Module) -> None:
     """Compile the blocks of every stack, in place."""
     for stack, uses_dropout in _stacks(model):
+        fused_mlp = any(
+            isinstance(part, FusedFeedForward) and part.activation_name in FUSED_ACTIVATIONS
+            for part in stack.modules()
+        )
         stack.__class__ = CompiledStack
-        stack.budget = 1.0 if uses_dropout else ACTIVATION_BUDGET  # type: ignore[assignment]
+        stack.budget = 1.0 if fused_mlp or uses_dropout else ACTIVATION_BUDGET  # type: ignore[assignment]
         for module in stack.modules():
             if type(module) is Residual:
-                module.__class__ = CompiledResidual
+                module.__class__ = FusedResidual
         for block in stack.blocks:
             block.compile()
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.kernels.dispatch import runs_triton, verified
+from manyheads.kernels.selftest import FUSED_ACTIVATIONS
 from manyheads.nn.block import Block
 from manyheads.nn.layers import ACTIVATIONS, FeedForward, GatedFeedForward, LMHead, Residual
 
 M = TypeVar("M", bound=nn.Module)
-FUSED_ACTIVATIONS = ("relu", "gelu", "gelu-tanh")  # that the kernel computes
 
 
 def _is_one_row(x: Tensor, weight: Tensor) -> bool:
