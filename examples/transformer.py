@@ -53,7 +53,7 @@ class MultiHeadAttention(nn.Module):
 
 
 class FeedForward(nn.Sequential):
-    """max(0, x W₁ + b₁) W₂ + b₂, at each position by itself."""
+    """max(0, x W₁ + b₁) W₂ + b₂, the same for every position."""
 
     def __init__(self, dim: int, ffn_dim: int) -> None:
         super().__init__(nn.Linear(dim, ffn_dim), nn.ReLU(), nn.Linear(ffn_dim, dim))
@@ -220,7 +220,7 @@ def translate(
     for length in range(1, 2 * len(source) + 10):
         logits = model.decode(texts, memory.expand(len(texts), -1, -1), mask)[:, -1]
         extended = scores[:, None] + logits.log_softmax(-1)  # [k v]
-        best, index = extended.flatten().topk(2 * beam)  # of these at most `beam` can be ends
+        best, index = extended.flatten().topk(2 * beam)  # at most `beam` of them are ends
         parents, tokens = index // extended.shape[1], index % extended.shape[1]
         for score, parent in zip(best[tokens == END], parents[tokens == END], strict=True):
             ended.append((score.item() / length**penalty, texts[parent, 1:].tolist()))

@@ -17,7 +17,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 ACCEPTED = Path(__file__).parent / "prose-accepted.txt"
-FILES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "src/**/*.py", "src/**/*.js", "tests/**/*.py")
+FILES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/*.md",
+    "docs/lectures/*.md",
+    "src/**/*.py",
+    "src/**/*.js",
+    "tests/**/*.py",
+)
 FILES += ("benchmarks/*.py", "scripts/*.py", "examples/*.py")
 EXCLUDED = ("docs/research-notes/", "tests/golden/", "scripts/prose.py")
 

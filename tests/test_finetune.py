@@ -254,7 +254,7 @@ def test_old_names_of_init_and_folders_called_like_a_kind_of_model(
     plain = read_recipe("classify", [*data, "model=bert"])
     assert (plain.init, plain.model.kind, plain.tokens is None) == ("", "bert", False)
     assert plain == read_recipe("classify", data)
-    assert "did you mean model=bert" in refused("classify", tmp_path / "run", "model=berd")
+    assert "did you mean 'model=bert'" in refused("classify", tmp_path / "run", "model=berd")
     assert "tokens" in refused("classify", tmp_path / "run", "init=bert", "tokens.vocab_size=9")
 
 

@@ -20,9 +20,11 @@ from manyheads.commands.figure import figure
 from manyheads.commands.generate import generate
 from manyheads.commands.help import Command, Group
 from manyheads.commands.inspect import info, tokenize
+from manyheads.commands.quiz import quiz
 from manyheads.commands.scale import scale
 from manyheads.commands.serve import serve, view
 from manyheads.commands.shared import say, write
+from manyheads.commands.tables import tables
 from manyheads.commands.training import compare, demo, train
 from manyheads.commands.translate import translate
 from manyheads.errors import DataError, UserError
@@ -47,7 +49,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Exchange and serve": {"import": import_folder, "export": export, "serve": serve},
     "Discover": {"recipes": recipes, "settings": settings},
-    "Lab": {"claims": claims, "scaling-laws": scale, "cost": cost},
+    "Lab": {"claims": claims, "scaling-laws": scale, "cost": cost, "tables": tables, "quiz": quiz},
 }
 # Those of release 0.1, which still work.
 OLD_NAMES: dict[str, Callable[..., None]] = {"fill": fill_mask, "tokens": tokenize, "scale": scale}

@@ -305,7 +305,8 @@ def _convert_plain(hint: Any, value: Any, where: str, current: Any) -> Any:
     if dataclasses.is_dataclass(hint):
         return _convert_table(hint, value, where, current)
     if isinstance(value, Mapping):
-        raise UserError(f"'{where}' is a single value: there is no '{where}.{next(iter(value))}'")
+        name = next(iter(value), "NAME")
+        raise UserError(f"'{where}' is a single value: there is no '{where}.{name}'")
     if get_origin(hint) is Literal:
         choices = {str(choice): choice for choice in get_args(hint)}
         if str(value) in choices:

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES += sorted(ROOT.glob("docs/lectures/*.md"))
 NOTES = sorted(ROOT.glob("docs/research-notes/*.md"))  # history: it may name what is gone
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 

@@ -15,7 +15,7 @@ from manyheads import optimize
 from manyheads.kernels.selftest import relative_error
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import CrossAttention, Dense, SelfAttention
-from manyheads.nn.masks import causal, full, make_mask, window
+from manyheads.nn.masks import Window, causal, full, make_mask
 from manyheads.nn.positions import Position, PositionSizes, Rotary
 from manyheads.nn.scores import Bilinear
 from manyheads.optimize.fused import FUSED
@@ -66,7 +66,7 @@ ROTARY = Rotary().build(PositionSizes(dim=32, heads=2, head_dim=16, max_length=6
 SELF: list[tuple[dict[str, Any], Position, Any, int, bool]] = [
     ({}, Position(), causal, 12, True),
     ({"qkv_bias": False}, Position(), full, 12, True),
-    ({}, Position(), window(3), 12, False),
+    ({}, Position(), Window(3), 12, False),
     ({}, Position(), causal, 130, False),
     ({"kv_heads": 1}, Position(), causal, 12, False),
     ({"score": Bilinear()}, Position(), causal, 12, False),

@@ -103,7 +103,7 @@ def test_a_resumed_run_drops_later_and_broken_lines(run: Path, tmp_path: Path) -
     part = train(tmp_path / "run", "train.steps=15", "train.schedule=constant")
     path = part / "probes" / "probes.jsonl"
     later = json.dumps({"step": 99, "sentences": []})
-    path.write_text(path.read_text("utf-8") + later + "\n" + '{"step": 15, "sen', "utf-8")
+    path.write_bytes(path.read_bytes() + f"{later}\n".encode() + b'\xff\n{"step": 15, "sen')
     train(part, "train.schedule=constant")
     steps = [line["step"] for line in lines(part)]
     assert steps == sorted(set(steps))

@@ -469,18 +469,15 @@ def page_files() -> list[Path]:
 
 def test_every_page_is_in_the_menu_and_has_its_module() -> None:
     table = (server.PAGE / "pages.js").read_text()
-    menu = re.findall(r'^  \{ name: "(\w+)", title: "', table, flags=re.M)
+    menu = re.findall(r'^  \{ name: "(\w+)", group: "', table, flags=re.M)
     assert sorted(menu) == sorted(path.stem for path in (server.PAGE / "pages").glob("*.js"))
 
 
-def test_the_page_fetches_nothing_from_elsewhere_and_can_be_read() -> None:
+def test_the_page_fetches_nothing_from_elsewhere() -> None:
     for path in page_files():
         text = path.read_text(encoding="utf-8")
         addresses = {a for a in re.findall(r"https?://[\w.]+", text) if "www.w3.org" not in a}
         assert not addresses, path
-        assert len(text.splitlines()) <= 300, path
-    lines = sum(len(path.read_text().splitlines()) for path in page_files())
-    assert lines <= 6000
 
 
 def test_the_wheel_takes_every_file_of_the_page() -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from manyheads.commands import options
 from manyheads.commands.options import argument, option, out_option
-from manyheads.commands.shared import check_image, choose, say
+from manyheads.commands.shared import check_image, choose, say, write
 from manyheads.errors import UserError, check_above_zero, check_at_least
 
 if TYPE_CHECKING:
@@ -20,9 +20,11 @@ _MAPS, _CURVES, _OTHERS = "Attention maps", "Curves", "Positions and landscape"
 
 
 def figure(
-    run: options.RunFolder,
-    kind: Annotated[str, argument("KIND", ", ".join(KINDS))],
-    others: Annotated[list[Path] | None, argument("RUN", "Curves: more runs")] = None,
+    run: Annotated[Path, argument("RUN", "A run, or a figure that needs none")],
+    kind: Annotated[str | None, argument("KIND", ", ".join(KINDS))] = None,
+    others: Annotated[
+        list[Path] | None, argument("RUN", "Curves: more runs; lectures: KEY=VALUE")
+    ] = None,
     out: Annotated[Path | None, out_option("Image: .png, .svg, .pdf [default: KIND.png]")] = None,
     text: Annotated[
         str, option("Text to encode", metavar="TEXT", panel=_MAPS, show_default=False)
@@ -61,11 +63,23 @@ def figure(
       positions   position encodings, one matrix a scheme
       curves      metrics during training, of several runs if named
       landscape   loss around the weights, with and without residual connections
+
+    Figures of the lectures (SVG, PNG, CSV; settings as KEY=VALUE)
+      schedule, vanishing-gradients, depth, two-landscapes, flash-tiles,
+      memory-hierarchy, attention-time, complexity;
+      for a run: head-roles; for a sweep: kaplan
+      $ manyheads figure schedule dims=256,512 warmups=4000
+      $ manyheads figure runs/demo head-roles
     """
     from manyheads.config import nearest
     from manyheads.loading import TorchRun, load_run
 
     if kind not in KINDS:
+        words = [str(run), *([kind] if kind else []), *map(str, others or [])]
+        if _of_the_lectures(words, out, device, threads):
+            return
+        if kind is None:
+            raise UserError(_without_kind(run))
         raise UserError(f"there is no figure '{kind}': {nearest(kind, KINDS)}")
     path = out or Path(f"{kind}.png")
     check_image("--out", path)
@@ -85,6 +99,30 @@ def figure(
         else:
             _attention(loaded, kind, text, target, which, layer, head, path)
     say(f"plot: {path}")
+
+
+def _without_kind(name: Path) -> str:
+    from manyheads.config import nearest
+    from manyheads.lab.figures.table import FIGURES
+
+    if name.is_dir():
+        return f"a figure of {name} needs a KIND: {', '.join(KINDS)}"
+    return f"there is no figure '{name}': {nearest(str(name), FIGURES)}"
+
+
+def _of_the_lectures(words: list[str], out: Path | None, device: str, threads: int | None) -> bool:
+    """Draw a figure of manyheads.lab.figures, if the words name one."""
+    from manyheads.lab.figures import table
+
+    name = table.find(words)
+    if name is None:
+        return False
+    check_image("--out", out)
+    choose(device, threads)
+    written, lines = table.make(name, words, out)
+    write("".join(f"{line}\n" for line in lines))
+    say(f"plot: {', '.join(map(str, written))}")
+    return True
 
 
 def _attention(

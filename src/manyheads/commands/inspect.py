@@ -4,14 +4,29 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from manyheads.commands import options
-from manyheads.commands.options import argument
+from manyheads.commands.options import argument, option
 from manyheads.commands.shared import print_json, say, write
 from manyheads.errors import UserError
+
+_COST = "Cost of a training"
 
 
 def info(
     name: Annotated[str, argument("MODEL", "A preset, a run or a Hugging Face folder")],
     overrides: options.Overrides = None,
+    steps: Annotated[int | None, option("Cost of a training of N steps", panel=_COST)] = None,
+    batch_tokens: Annotated[
+        int | None, option("Tokens in a step; as many of source and target", panel=_COST)
+    ] = None,
+    length: Annotated[
+        int | None, option("Tokens of a text [default: model.max_length]", panel=_COST)
+    ] = None,
+    device_kind: Annotated[
+        str, option("p100, v100, a100, h100, h200, tpu-v2 or tpu-v3", metavar="NAME", panel=_COST)
+    ] = "h200",
+    utilization: Annotated[
+        float, option("Share of the device's peak", metavar="X", panel=_COST)
+    ] = 0.4,
     as_json: options.Json = False,
 ) -> None:
     """Count parameters, FLOPs per token and memory of a model.
@@ -19,6 +34,7 @@ def info(
     Examples
       $ manyheads info runs/demo
       $ manyheads info gpt3-175b model.layers=24
+      $ manyheads info transformer-base --steps 100000 --batch-tokens 25000
 
     Nothing is loaded: the model is built on the meta device. An unknown name lists
     the presets.
@@ -27,6 +43,7 @@ def info(
 
     from manyheads.config import override_all
     from manyheads.exchange.huggingface import CONFIG, import_model
+    from manyheads.lab.training_cost import training_cost
     from manyheads.presets import preset, presets
     from manyheads.run import SETTINGS, read_run
     from manyheads.summary import summarize, table
@@ -40,11 +57,19 @@ def info(
         known = not is_run and (name in presets() or not folder.is_dir())
         config = preset(name) if known else read_run(folder).model
     settings = [setting.removeprefix("model.") for setting in overrides or []]
-    summary = summarize(override_all(config, settings))
+    config = override_all(config, settings)
+    summary = summarize(config, length)
+    cost = None
+    if steps is not None or batch_tokens is not None:
+        cost = training_cost(config, steps, batch_tokens, length, device_kind, utilization)
     if as_json:
-        print_json({"name": name, **summary.as_dict()})
+        print_json(
+            {"name": name, **summary.as_dict(), **({"cost": cost.as_dict()} if cost else {})}
+        )
     else:
         Console().print(table(summary))
+        if cost is not None:
+            write(cost.text())
 
 
 def tokenize(

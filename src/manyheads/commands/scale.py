@@ -27,6 +27,9 @@ def scale(
         str | None,
         option("For all runs, e.g. 15m or 2h [default: the recipe's steps]", metavar="TIME"),
     ] = None,
+    budget_flops: Annotated[
+        float | None, option("Also print the best N and D for X FLOPs", metavar="X")
+    ] = None,
     plan: Annotated[bool, option("Print the plan and its cost; stop", "--plan")] = False,
     out: options.Out = Path("runs/scale"),
     seed: options.Seed = None,
@@ -45,6 +48,7 @@ def scale(
     """
     from rich.console import Console
 
+    from manyheads.lab.figures.kaplan import best_for_budget
     from manyheads.lab.scaling import report
     from manyheads.lab.scaling.plan import LARGER, Sweep
     from manyheads.lab.scaling.sweep import Scaling
@@ -81,13 +85,16 @@ def scale(
         say(f"plot: {plot}")
     except UserError as error:  # no matplotlib: print the tables all the same
         say(str(error))
+    best = None if budget_flops is None else best_for_budget(out, budget_flops)
     if as_json:
-        print_json(report.as_dict(scaling.plan, findings))
+        print_json(report.as_dict(scaling.plan, findings) | ({"best": best} if best else {}))
         return
     console = Console(width=max(120, Console().width), highlight=False)
     console.print(report.runs_table(findings))
     console.print(report.laws_table(findings))
     write(f"{report.said(findings)}\n")
+    if best is not None:
+        write("".join(f"{line}\n" for line in best["lines"]))
 
 
 def _warn(epochs: float, fewest: int) -> None:

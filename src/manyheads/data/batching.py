@@ -6,22 +6,23 @@ from (seed, n): resuming needs no state but the step.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from manyheads.errors import UserError
+from manyheads.errors import DataError, UserError
 
 Rows = Int[np.ndarray, " _"]  # any number of rows: two lists of rows may differ in length
 
 IGNORE_INDEX = -1  # label of positions without a prediction
 T = TypeVar("T")
+TooLong = Literal["refuse", "skip", "truncate"]
 GROWTH = 1.15  # ratio of lengths within a bucket: little padding, few shapes
 
 
@@ -166,3 +167,25 @@ def digest_of(*arrays: Shaped[np.ndarray, "..."], prefix: str = "") -> str:
     for array in arrays:
         total.update(np.ascontiguousarray(array).data)
     return total.hexdigest()[:16]
+
+
+def fit_length(
+    name: str, lengths: Sequence[int], lines: Sequence[int], limit: int, too_long: TooLong
+) -> tuple[list[int], list[str]]:
+    """The rows to use, and a note on rows that are longer than the model: refused or left out.
+
+    With "truncate" they are used, and the caller truncates them.
+    """
+    long = [row for row, length in enumerate(lengths) if length > limit]
+    if long and too_long == "refuse":
+        raise DataError(
+            f"{name}: line {lines[long[0]]} has {lengths[long[0]]} tokens, more than "
+            f"model.max_length={limit} ({len(long):,} such lines): raise it, or set "
+            "train.too_long=skip or train.too_long=truncate"
+        )
+    rows = [row for row in range(len(lengths)) if too_long != "skip" or lengths[row] <= limit]
+    if not rows:
+        raise DataError(f"{name}: all lines exceed model.max_length={limit} tokens: raise it")
+    action = "left out" if too_long == "skip" else "truncated"
+    note = f"{name}: {len(long):,} lines of over {limit} tokens are {action}"
+    return rows, [note] if long else []

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from manyheads.config import Between, nearest
 from manyheads.errors import DataError, UserError
@@ -28,7 +28,6 @@ ValidFraction = Annotated[
 ]
 Files = TypeVar("Files")
 Part = TypeVar("Part")
-TooLong = Literal["refuse", "skip", "truncate"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,28 +126,6 @@ def select_rows(part: Part, rows: Sequence[int]) -> Part:
     lists = {name: value for name, value in vars(part).items() if isinstance(value, list)}
     selected: dict[str, Any] = {name: [x[row] for row in rows] for name, x in lists.items()}
     return replace(part, **selected)  # type: ignore[type-var]
-
-
-def fit_length(
-    name: str, lengths: Sequence[int], lines: Sequence[int], limit: int, too_long: TooLong
-) -> tuple[list[int], list[str]]:
-    """The rows to use, and a note on rows that are longer than the model: refused or left out.
-
-    With "truncate" they are used, and the caller truncates them.
-    """
-    long = [row for row, length in enumerate(lengths) if length > limit]
-    if long and too_long == "refuse":
-        raise DataError(
-            f"{name}: line {lines[long[0]]} has {lengths[long[0]]} tokens, more than "
-            f"model.max_length={limit} ({len(long):,} such lines): raise it, or set "
-            "train.too_long=skip or train.too_long=truncate"
-        )
-    rows = [row for row in range(len(lengths)) if too_long != "skip" or lengths[row] <= limit]
-    if not rows:
-        raise DataError(f"{name}: all lines exceed model.max_length={limit} tokens: raise it")
-    action = "left out" if too_long == "skip" else "truncated"
-    note = f"{name}: {len(long):,} lines of over {limit} tokens are {action}"
-    return rows, [note] if long else []
 
 
 def is_here(path: Path) -> bool:

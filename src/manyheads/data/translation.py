@@ -12,14 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.config import Between, nearest
-from manyheads.data.batching import Ragged, Rows, digest_of, map_tensors
+from manyheads.data.batching import Ragged, Rows, TooLong, digest_of, fit_length, map_tensors
 from manyheads.data.corpus import (
     STEMS,
     SplitData,
-    TooLong,
     ValidFraction,
     check_folder,
-    fit_length,
     hold_out,
     is_here,
     read_pairs,

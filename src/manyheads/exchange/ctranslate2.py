@@ -29,7 +29,7 @@ from manyheads.decode.generate import GREEDY, BaseGenerator, Generator, ignore
 from manyheads.decode.sample import Sample
 from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.errors import DataError, UserError, import_optional
-from manyheads.exchange.family import refuse_approximations
+from manyheads.exchange import refuse_approximations
 from manyheads.fileio import replace_files
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq

@@ -42,19 +42,6 @@ FREE = re.compile(
 PER_STACK = ("layers", "heads", "ffn_dim")  # what encoder and decoder may have each
 
 
-def refuse_approximations(model: nn.Module) -> None:
-    """Refuse attention implementations that approximate: no other program has them."""
-    for name, module in model.named_modules():
-        if isinstance(module, SelfAttention) and not module.config.core.exact:
-            config, side = model.config, name.split(".")[0]
-            overridden = isinstance(config, Seq2SeqConfig) and getattr(config, side).attention
-            raise UserError(
-                f"model.{f'{side}.' if overridden else ''}attention={module.config.core.kind} "
-                "cannot be exported: export a model trained with exact attention "
-                "(model.attention=fused)"
-            )
-
-
 @dataclass(frozen=True)
 class Foreign:
     """A model of another program: its class, its settings, and what only its tensors tell."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from manyheads.config import nearest
 from manyheads.errors import DataError, UserError, import_optional
+from manyheads.exchange import refuse_approximations
 from manyheads.exchange.families import FAMILIES, KINDS, PREPROCESSOR, VIT
 from manyheads.exchange.family import (
     ExportPlan,
@@ -27,7 +28,6 @@ from manyheads.exchange.family import (
     flatten,
     from_hf_state,
     read_settings,
-    refuse_approximations,
     to_hf_state,
     write_settings,
 )

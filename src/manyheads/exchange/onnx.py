@@ -29,8 +29,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from manyheads.errors import UserError, import_optional
-from manyheads.exchange import DECODER, ENCODER
-from manyheads.exchange.family import refuse_approximations
+from manyheads.exchange import DECODER, ENCODER, refuse_approximations
 from manyheads.fileio import replace_files
 from manyheads.models.bert import Bert
 from manyheads.models.gpt import Gpt

@@ -107,14 +107,14 @@ class DecoderOnlySeq2Seq(Decoder, EncoderDecoderBase):
         if real is not None:
             real = torch.cat([real, real.new_ones(len(source), generated)], dim=1)
         mask = AttentionMask(causal, positions[:, -tokens.shape[1] :], positions, real)
-        hidden = self.run(tokens, mask, cache)
+        hidden = self.decode_tokens(tokens, mask, cache)
         cache.advance(tokens.shape[1])
         return hidden[:, -new:]
 
     def hidden(self, tokens: Tokens, real: Tensor | None = None) -> Hidden:
         """Hidden states of one sequence."""
         self.decoder.position.check_length(tokens.shape[1])
-        return self.run(
+        return self.decode_tokens(
             tokens, make_mask(causal, tokens.shape[1], padding_mask=real, device=tokens.device)
         )
 

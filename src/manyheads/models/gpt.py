@@ -46,7 +46,7 @@ class Decoder(Model):
         self.head = config.output.build(config.vocabulary, config.dim, tied=config.tie == "all")
         initialise(self, config.init, config.layers)
 
-    def run(
+    def decode_tokens(
         self,
         tokens: Tokens,
         mask: AttentionMask,
@@ -83,7 +83,9 @@ class Gpt(Decoder):
         packed = None if documents is None else SameDocument(documents)
         rule = causal if packed is None else Both(causal, packed)
         mask = next_mask(cache, rule, length, real, tokens.device)
-        hidden = self.run(tokens, mask, cache, None if packed is None else packed.positions())
+        hidden = self.decode_tokens(
+            tokens, mask, cache, None if packed is None else packed.positions()
+        )
         if cache is not None:
             cache.advance()
         return hidden

@@ -17,9 +17,10 @@ from manyheads.data.batching import (
     Shuffled,
     batches_by_length,
     digest_of,
+    fit_length,
     map_tensors,
 )
-from manyheads.data.corpus import fit_length, select_rows
+from manyheads.data.corpus import select_rows
 from manyheads.data.labelled import Labelled, LabelledData, class_indices
 from manyheads.data.language import TextData, room_for_text
 from manyheads.errors import UserError

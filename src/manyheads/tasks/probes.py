@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from manyheads.data.translation import Corpus
 from manyheads.decode.decoder import GraphCache
 from manyheads.decode.translate import Translator
+from manyheads.errors import DataError
 from manyheads.evaluate.alignment import alignment_error
 from manyheads.fileio import write_text
 from manyheads.models.capture import capture, has_cross_attention
@@ -90,8 +91,8 @@ class TranslationProbe:
         self.folder.mkdir(exist_ok=True)
         write_text(self.folder / SENTENCES, json.dumps(self._sentences()) + "\n")
         path = self.folder / PROBES
-        lines = path.read_text("utf-8").splitlines() if path.exists() and step else []
-        past = [line for line in lines if 0 <= step_of(line.encode()) <= step]
+        lines = path.read_bytes().splitlines() if path.exists() and step else []
+        past = [line.decode() for line in lines if 0 <= step_of(line) <= step]
         write_text(path, "".join(f"{line}\n" for line in past))
 
     def _sentences(self) -> list[dict[str, Any]]:
@@ -142,8 +143,14 @@ class TranslationProbe:
             )
         if self.pairs:
             line["alignment_error"] = alignment_error(model, tokenizer, self.pairs).rates
-        with (self.folder / PROBES).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        path = self.folder / PROBES
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise DataError(
+                f"{path} could not be saved ({error}): free disk space and try again"
+            ) from None
         if self.keeps_weights:
             (self.folder / WEIGHTS).mkdir(exist_ok=True)
             state = {name: tensor.half() for name, tensor in model.state_dict().items()}
@@ -175,13 +182,12 @@ def score(
 
 
 def translation_probe(task: Any, model: Any, folder: Path) -> TranslationProbe | None:
-    """The probe of a translation task; None if nothing can be shown."""
-    if not has_cross_attention(model):
+    """The probe of a translation task; None if there is nothing to show, or the run is short."""
+    train = task.train.settled(task.per_epoch)
+    if not has_cross_attention(model) or train.steps < train.probes:
         return None
     # Before it has learned to stop, a model would write to the limit.
     decode = replace(task.run.decode, beam=1, max_length_ratio=1.0, max_length_extra=6)
     translator = Translator(model, task.tokenizer, decode, GraphCache())
-    probe = TranslationProbe(
-        translator, task.valid_corpus, folder, task.train.settled(task.per_epoch)
-    )
+    probe = TranslationProbe(translator, task.valid_corpus, folder, train)
     return probe if probe.sources else None

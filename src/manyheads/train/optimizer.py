@@ -54,9 +54,7 @@ class Train:
     checkpoint: Annotated[
         Literal["best", "last"], "Weights to use: best validation loss, or last step"
     ] = "best"
-    probes: Annotated[
-        Natural, "Steps at which fixed sentences are recorded for the Watch page; 0: none"
-    ] = 40
+    probes: Annotated[Natural, "Steps recorded for the Watch page (shorter runs: none)"] = 40
     probe_weights: Annotated[bool, "Keep the weights of each probe, in half precision"] = False
     log_every: Annotated[Count, "Steps between lines of metrics.jsonl"] = 50
     precision: Annotated[

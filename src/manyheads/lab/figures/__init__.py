@@ -1,0 +1,1 @@
+"""Figures of the lectures that need no run, or read one: `manyheads figure NAME`."""

@@ -1,0 +1,1 @@
+"""The tables of the lectures: published rows, and ours next to them."""
