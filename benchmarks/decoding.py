@@ -47,7 +47,7 @@ from manyheads.presets import preset
 from manyheads.tokenizer.tokenizer import Tokenizer
 from speed import Row, Rows, compared, compilations, device_of, in_turns, options, reported
 
-OURS, OURS_EAGER = "ours", "ours as it is"
+OURS, OURS_EAGER = "ours", "ours eager"
 EAGER, STATIC = "transformers", "transformers compiled"
 PAD, START, END = 0, 1, 2  # as models without a tokenizer leave for `transformers`
 Texts = list[list[int]]

@@ -7,8 +7,8 @@
 `single`: a matrix times one row (kernels/gemv.py).
 `loss`: logits become the gradient of their loss (kernels/softmax_grad.py).
 
-Bfloat16, as CUDA graphs, in turns, medians. One JSON object a line, with `ideal`: milliseconds for
-what has to be read and written, at the speed of a large copy.
+Bfloat16, as CUDA graphs, in turns, medians. One JSON object a line, with `ideal`: milliseconds
+to read the inputs and write the outputs, at the speed of a large copy.
 """
 
 import argparse

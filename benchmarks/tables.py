@@ -18,7 +18,8 @@ systems (of GLUE, for fine-tuning).
 
 Training FLOPs are those of the matrix products (`manyheads.summary`), three passes for every token
 seen, padding left out, at the length of the text that a token stands in on average. A masked
-language model has its output layer at the hidden places alone, and what is frozen no backward pass.
+language model has its output layer at the masked positions only; frozen weights have no backward
+pass.
 """
 
 import argparse

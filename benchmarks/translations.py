@@ -21,8 +21,8 @@ One JSON object a line, as soon as it is measured, all in one process; no run be
 seconds. Settings a.b=c come last, for all runs; --keep FOLDER keeps the runs.
 
 BLEU is sacreBLEU's own (13a, with case); `tokenised` is that of the words between the spaces of
-prepared text, lower-cased: what was written for prepared text as it stands, other text prepared
-first, where sacremoses is there. Seconds are those of training, validations and saves included.
+prepared text, lower-cased; other outputs are prepared first, if sacremoses is installed.
+Seconds are those of training, validations and saves included.
 """
 
 import argparse
@@ -122,8 +122,8 @@ class Job:
 def moses(language: str) -> Callable[[str], str]:
     """A line as the literature has it: lower case, normalised punctuation, tokens, in that order.
 
-    Moses also writes &apos; for an apostrophe and the like. Here they stay as they are, each a part
-    of as many words as before, so that no BLEU of whole words changes.
+    Moses also writes &apos; for an apostrophe and the like. Here they are unchanged, each a part
+    of as many words as before, so that the BLEU of words does not change.
     """
     try:
         from sacremoses import MosesPunctNormalizer, MosesTokenizer

@@ -3,9 +3,9 @@
 All are the same model with the same weights (x-transformers, where it is installed: one of the
 same sizes), run on the same sentences in one process, in turns; a figure is the median over the
 rounds, a ratio that of paired rounds. Training is also ours in bfloat16; decoding that of
-CTranslate2 in float32 and int8, with what these cost in BLEU. Once
-in identical batches, which shows the model alone, and once each in its own, which is what a user
-has. One JSON object a line.
+CTranslate2 in float32 and int8, with what these cost in BLEU. Measured
+once in identical batches, which compares the models, and once in each library's own batches, which
+is what a user has. One JSON object a line.
 
     make bench        (or: python benchmarks/translator.py --rounds 7)
 """
@@ -282,8 +282,8 @@ def x_update(config: Seq2SeqConfig) -> Callable[[Batch], None]:
 def decoding(work: Work, batches: str) -> Row:
     """Beam search of the same sentences with the same weights, and how many come out equal.
 
-    In batches of their own ours sorts by itself, and theirs takes a batch as it comes; else all
-    have sentences of similar length.
+    With own batches ours sorts sentences and theirs does not; otherwise both get batches of
+    sentences of similar length.
     """
     ours, tokenizer = work.model.eval(), work.tokenizer
     theirs = to_huggingface(ours).eval()

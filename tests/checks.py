@@ -20,7 +20,7 @@ _letters: Any = _jaxtyped("context")
 
 
 def checked(part: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
-    """What stands for `jaxtyping.jaxtyped`: a function, or a dataclass whose fields are checked."""
+    """Replaces `jaxtyping.jaxtyped`: checks a function, or the fields of a dataclass."""
     if part is None:
         return functools.partial(checked, typechecker=typechecker)
     if inspect.isclass(part):

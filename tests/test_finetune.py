@@ -183,7 +183,7 @@ def test_a_masked_model_becomes_one_that_detects(
 def test_going_on_does_not_begin_again(
     starts: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:
-    """Once it is saved, a run hangs on its start no more: there may be other weights by then."""
+    """A saved run no longer depends on the folder it started from, which may change."""
     start = shutil.copytree(starts["masked pairs"], tmp_path / "start")
     whole, out = tmp_path / "whole", tmp_path / "run"
     classifier(start, texts, whole).run()
@@ -244,11 +244,11 @@ def test_old_names_of_init_and_folders_called_like_a_kind_of_model(
     shutil.copytree(starts["masked pairs"], tmp_path / "bert")
     monkeypatch.chdir(tmp_path)
     data = [f"data.folder={texts / 'tables'}"]
-    wanted = read_recipe("classify", [*data, "init=bert"])
-    assert wanted.init == "bert"
+    expected = read_recipe("classify", [*data, "init=bert"])
+    assert expected.init == "bert"
     assert capsys.readouterr().err == ""
     for old in ("start=bert", "model=./bert"):
-        assert dataclasses.replace(read_recipe("classify", [*data, old]), init="bert") == wanted
+        assert dataclasses.replace(read_recipe("classify", [*data, old]), init="bert") == expected
         assert "init=FOLDER" in capsys.readouterr().err
     # A kind of model wins over a folder of that name.
     plain = read_recipe("classify", [*data, "model=bert"])
@@ -282,7 +282,7 @@ def test_a_vocabulary_without_room_for_sentinels(
 def test_the_settings_of_the_start_are_taken(
     starts: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:
-    """All but what stands on top; a setting that no weight hangs on may still be changed."""
+    """All except the head; a setting that no weight depends on may be changed."""
     actual: Any = classifier(starts["replaced"], texts, tmp_path / "run", "model.dropout=0.3")
     begun: Any = read_run(starts["replaced"]).model
     for name in ("dim", "layers", "heads", "ffn_dim", "max_length", "position", "embed"):
@@ -314,7 +314,7 @@ def test_a_translator_is_trained_in_the_frame_that_it_writes_in(
 
 
 def test_masked_training_goes_on_from_a_model_without_segments(texts: Path, tmp_path: Path) -> None:
-    """What is asked for on the command line counts, not what the recipe had before."""
+    """The command line overrides the recipe."""
     start, _ = saved(tmp_path / "roberta", "roberta", "RobertaForMaskedLM")
     settings = (*TRAIN, f"data.folder={texts}", f"init={start}", "objective.pairs=none")
     actual = recipe_trainer("bert-mini", tmp_path / "run", *settings, "data.lines=text")

@@ -1,4 +1,4 @@
-"""Folders opened: the same model whatever the folder, or one line on what is wrong with it."""
+"""`load_run`: every kind of folder gives the same model, or a one-line error."""
 
 import dataclasses
 import json
@@ -31,47 +31,48 @@ Folder = Callable[[str], tuple[Path, Any]]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    known: dict[str, tuple[Path, Any]] = {}
+    cache: dict[str, tuple[Path, Any]] = {}
 
     def find(family: str) -> tuple[Path, Any]:
-        if family not in known:
-            known[family] = saved(tmp_path_factory.mktemp(family), family)
-        return known[family]
+        if family not in cache:
+            cache[family] = saved(tmp_path_factory.mktemp(family), family)
+        return cache[family]
 
     return find
 
 
 @pytest.fixture
 def copy(folders: Folder, tmp_path: Path) -> Callable[[str], Path]:
-    """A folder to break."""
+    """Copies a folder, to damage the copy."""
     return lambda family: shutil.copytree(folders(family)[0], tmp_path / "broken")
 
 
-def imported(folder: Path, out: Path) -> Path:
+def import_to(folder: Path, out: Path) -> Path:
+    """The run folder `out`, made from a Hugging Face folder."""
     imported = import_model(folder)
     save_run(run_of(imported), imported.tokenizer, imported.model, out)
     return out
 
 
 def logits(family: str, theirs: Any, ours: Any) -> tuple[Tensor, Tensor]:
-    """Of both models for the same input."""
+    """The logits of the transformers model and of ours for the same random input."""
     with torch.no_grad():
         if family == "vit":
             images = torch.randn(2, 3, 8, 8)
             return theirs(images).logits, ours(images)
         words = torch.randint(6, 60, (2, 9))
         if isinstance(getattr(ours, "model", ours), Seq2Seq):
-            written = torch.randint(6, 60, (2, 5))
-            return theirs(words, decoder_input_ids=written).logits, ours(words, written)
+            target = torch.randint(6, 60, (2, 5))
+            return theirs(words, decoder_input_ids=target).logits, ours(words, target)
         return theirs(words).logits, ours(words)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_folder_and_the_run_made_of_it_are_one_model(
+def test_hugging_face_folder_and_imported_run_are_the_same_model(
     family: str, folders: Folder, tmp_path: Path
 ) -> None:
     folder, theirs = folders(family)
-    run = imported(folder, tmp_path / "run")
+    run = import_to(folder, tmp_path / "run")
     models: list[Any] = [
         manyheads.load(folder),
         manyheads.load(str(run)),
@@ -80,45 +81,44 @@ def test_a_folder_and_the_run_made_of_it_are_one_model(
         manyheads.from_huggingface(folder),
     ]
     torch.manual_seed(1)
-    expected, said = logits(family, theirs, models[0])
-    torch.testing.assert_close(said, expected, atol=1e-5, rtol=1e-5)
+    expected, actual = logits(family, theirs, models[0])
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
     for model in models[1:]:
         assert not model.training
         torch.manual_seed(1)
-        assert torch.equal(logits(family, theirs, model)[1], said)
+        assert torch.equal(logits(family, theirs, model)[1], actual)
     assert models[0].run == models[1].run == load_run(run).run
     back = manyheads.to_huggingface(models[1])
     assert type(back) is type(theirs)
     for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
-        kept = family not in ENCODERS or name == "pad_token_id"
-        ours = getattr(back.config, name, None)
-        assert not kept or ours == getattr(theirs.config, name, None), name
+        if family not in ENCODERS or name == "pad_token_id":
+            assert getattr(back.config, name, None) == getattr(theirs.config, name, None), name
     if family != "vit":
         assert models[0].tokenizer.to_json() == models[1].tokenizer.to_json()
 
 
 def test_a_run_can_be_moved(folders: Folder, tmp_path: Path) -> None:
-    run = imported(folders("bert")[0], tmp_path / "here")
+    run = import_to(folders("bert")[0], tmp_path / "here")
     before = load_run(run).encoder().embed(["a dog"])
     shutil.move(run, tmp_path / "there")
     assert (load_run(tmp_path / "there").encoder().embed(["a dog"]) == before).all()
 
 
-def test_no_digit_of_a_double_is_lost(copy: Callable[[str], Path], tmp_path: Path) -> None:
+def test_float64_weights_are_imported_exactly(copy: Callable[[str], Path], tmp_path: Path) -> None:
     for number, family in enumerate(("marian", "t5", "roberta")):
         folder = copy(family).rename(tmp_path / family)
         weights = load_file(folder / "model.safetensors")
         fine = {name: x.double() + 1e-10 for name, x in weights.items()}
         save_file(fine, folder / "model.safetensors", {"format": "pt"})
-        run = imported(folder, tmp_path / str(number))
+        run = import_to(folder, tmp_path / str(number))
         there, here = manyheads.load(folder).state_dict(), load_torch_run(run).model.state_dict()
         assert {x.dtype for x in here.values()} == {torch.float64}
         assert all(torch.equal(here[name], there[name]) for name in there)
         assert all(x.dtype == torch.float64 for x in load_torch_run(run).model.buffers())
 
 
-def test_settings_of_an_exported_model_are_those_of_its_weights(tmp_path: Path) -> None:
-    """Sines and cosines leave in halves; the run that they came from had them by turns."""
+def test_config_of_an_exported_folder_describes_its_weights(tmp_path: Path) -> None:
+    """Marian has sinusoidal positions as [sin cos] halves, ours alternate: the export differs."""
     tokenizer = Bpe(vocab_size=270).train(["a dog"])
     sizes: Any = {"dim": 16, "layers": 1, "heads": 2, "ffn_dim": 16, "max_length": 20}
     config = Seq2SeqConfig(vocab_size=tokenizer.vocab_size, **sizes)
@@ -134,13 +134,13 @@ def test_settings_of_an_exported_model_are_those_of_its_weights(tmp_path: Path) 
 # --- devices ---
 
 
-def test_onnx_graphs_are_for_onnxruntime(tmp_path: Path) -> None:
+def test_onnx_folder_names_onnxruntime(tmp_path: Path) -> None:
     (tmp_path / "decoder.onnx").write_bytes(b"")
     with pytest.raises(UserError, match="onnxruntime"):
         load_run(tmp_path)
 
 
-def test_ctranslate2_is_given_the_device(
+def test_ctranslate2_gets_the_device(
     folders: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctranslate2 = pytest.importorskip("ctranslate2")
@@ -164,11 +164,11 @@ def test_ctranslate2_is_given_the_device(
         load_run(tmp_path, "cuda").generator()
 
 
-# --- what a folder cannot ---
+# --- unsupported operations ---
 
 
 @pytest.mark.parametrize(
-    ("family", "asked", "part"),
+    ("family", "operation", "message"),
     [
         ("bert", "translator", "holds a bert model: what translates is an encoder–decoder"),
         ("bert", "generator", "what continues texts is a decoder-only model"),
@@ -179,29 +179,29 @@ def test_ctranslate2_is_given_the_device(
         ("vit", "translator", "holds a vit model"),
     ],
 )
-def test_what_a_model_is_not_for_is_said(
-    family: str, asked: str, part: str, folders: Folder
+def test_unsupported_operations_are_refused_in_one_line(
+    family: str, operation: str, message: str, folders: Folder
 ) -> None:
     opened = load_run(folders(family)[0])
-    with pytest.raises(UserError, match=part) as raised:
-        getattr(opened, asked)()
+    with pytest.raises(UserError, match=message) as raised:
+        getattr(opened, operation)()
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("family", "asked"), [("bert", "encoder"), ("gpt2", "generator"), ("t5", "translator")]
+    ("family", "operation"), [("bert", "encoder"), ("gpt2", "generator"), ("t5", "translator")]
 )
-def test_a_folder_without_a_tokenizer_holds_a_model_and_reads_no_text(
-    family: str, asked: str, copy: Callable[[str], Path]
+def test_a_folder_without_a_tokenizer_loads_but_takes_no_text(
+    family: str, operation: str, copy: Callable[[str], Path]
 ) -> None:
     folder = copy(family)
     (folder / "tokenizer.json").unlink()
     assert manyheads.load(folder).model.tokenizer is None  # type: ignore[attr-defined]
     with pytest.raises(UserError, match=r"has no tokenizer.json"):
-        getattr(load_run(folder), asked)()
+        getattr(load_run(folder), operation)()
 
 
-def test_an_exported_folder_only_writes(folders: Folder, tmp_path: Path) -> None:
+def test_a_ctranslate2_folder_only_generates(folders: Folder, tmp_path: Path) -> None:
     folder = folders("gpt2")[0]
     opened = load_run(folder)
     assert isinstance(opened, TorchRun)
@@ -223,26 +223,28 @@ def test_an_exported_folder_only_writes(folders: Folder, tmp_path: Path) -> None
             refused()
 
 
-# --- folders that are wrong ---
+# --- damaged folders ---
 
 
 def test_a_tokenizer_of_another_model_is_refused(
     folders: Folder, copy: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = copy("bert")
-    run = imported(folder, tmp_path / "run")
-    for place in (folder, run):
-        shutil.copy(folders("roberta")[0] / "tokenizer.json", place)
-        if place == run:
+    run = import_to(folder, tmp_path / "run")
+    for path in (folder, run):
+        shutil.copy(folders("roberta")[0] / "tokenizer.json", path)
+        if path == run:
             with pytest.raises(DataError, match="checksum"):
                 load_run(run)
             settings = (run / "run.toml").read_text().splitlines(keepends=True)
-            (run / "run.toml").write_text("".join(settings[1:]))  # accepted, as the message says
+            (run / "run.toml").write_text(
+                "".join(settings[1:])
+            )  # without the checksum line, as the message advises
         with pytest.raises(DataError, match=r"has \d+ tokens, the model \d+: they do not belong"):
-            load_run(place)
+            load_run(path)
 
 
-def test_a_folder_whose_settings_do_not_say_what_it_is(copy: Callable[[str], Path]) -> None:
+def test_a_config_without_model_type_is_refused(copy: Callable[[str], Path]) -> None:
     folder = copy("bert")
     settings = json.loads((folder / "config.json").read_text())
     del settings["model_type"]
@@ -251,7 +253,7 @@ def test_a_folder_whose_settings_do_not_say_what_it_is(copy: Callable[[str], Pat
         load_run(folder)
 
 
-def test_a_folder_that_is_not_there_or_holds_nothing(tmp_path: Path) -> None:
+def test_missing_and_empty_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no run folder"):
         load_run(tmp_path / "nowhere")
     with pytest.raises(DataError, match="is not a run folder"):
@@ -262,9 +264,9 @@ def test_a_folder_that_is_not_there_or_holds_nothing(tmp_path: Path) -> None:
 
 
 def test_weights_of_another_model_are_refused(folders: Folder, tmp_path: Path) -> None:
-    one = imported(folders("bert")[0], tmp_path / "one")
-    other = imported(folders("electra")[0], tmp_path / "other")
-    shutil.copy(one / "model.safetensors", other)
+    bert = import_to(folders("bert")[0], tmp_path / "bert")
+    electra = import_to(folders("electra")[0], tmp_path / "electra")
+    shutil.copy(bert / "model.safetensors", electra)
     line = "belongs to another model .* or was written by an older version: run its train command"
     with pytest.raises(DataError, match=line):
-        load_run(other)
+        load_run(electra)

@@ -159,6 +159,8 @@ ERRORS = [
     ("train classify model.head=none", 2, "model.head=classify"),
     ("train classify train.steps=9", 2, "train.epochs=none"),
     ("train classify train.warmup_steps=9", 2, "train.warmup_ratio=none"),
+    ("train classify train.batch_tokens=9", 2, "train.batch_rows=none"),
+    ("train phrasebook train.batch_rows=9", 2, "train.batch_tokens"),
     ("train summaries model=seq2sec", 2, "model=seq2seq"),
     ("train phrasebook data=files data.folder=none data.source=a data.target=b", 2, "data.folder"),
     ("train phrasebook data=files", 2, "data.source"),

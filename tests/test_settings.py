@@ -101,7 +101,7 @@ def trains(run: Run, objective: str) -> bool:
 @pytest.mark.parametrize("name", [*recipes(), *MODELS])
 def test_a_number_without_sense_is_refused(name: str) -> None:
     config = small(name)
-    # The kind of a run's model is its task's; the other kinds are looked at by themselves.
+    # The kind of a run's model is its task's; the other kinds are tested separately.
     other = {f"model={kind}" for kind in ("seq2seq", *MODELS)}
     if isinstance(config, Run):
         other -= {f"model={config.model.kind}"}
@@ -117,7 +117,7 @@ def test_a_number_without_sense_is_refused(name: str) -> None:
     wrong = []
     for choices, paths in found.items():
         try:
-            built(config, choices)  # what is refused below is the number, not the choice
+            built(config, choices)  # so that the number is refused below, not the choice
         except UserError:  # rotary positions and another score: seen with the others
             # Cores that see less than everything are built for whom they fit, seen below.
             assert name not in ANY_PARTS or not EXACT.issuperset(_core(choices))
@@ -129,7 +129,7 @@ def test_a_number_without_sense_is_refused(name: str) -> None:
             except UserError as mistake:
                 said = str(mistake)
                 if path.split(".")[-1] not in said or "\n" in said:
-                    wrong.append(f"{setting} is told as: {said}")
+                    wrong.append(f"{setting} is reported as: {said}")
             else:
                 if value != "0" and not setting.endswith(tuple(EXCEPTIONS)):
                     wrong.append(f"{setting} is accepted")
@@ -138,7 +138,7 @@ def test_a_number_without_sense_is_refused(name: str) -> None:
 
 def test_every_part_is_looked_at() -> None:
     """The walk of the test above reaches the alternatives, and the sides of a model."""
-    found = {path for _, path in numbers(Run)}
+    tested = {path for _, path in numbers(Run)}
     for path in (
         *("seed", "data.train_pairs", "data.valid_fraction", "tokens.vocab_size", "train.clip"),
         *(
@@ -149,9 +149,9 @@ def test_every_part_is_looked_at() -> None:
         ),
         *("model.encoder.position.buckets", "model.decoder.feedforward.dropout"),
     ):
-        assert path in found
+        assert path in tested
     for name in recipes():
-        assert set(_paths(dump(read_recipe(name)))) <= found
+        assert set(_paths(dump(read_recipe(name)))) <= tested
 
 
 def _paths(table: dict[str, Any], prefix: str = "") -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`manyheads generate` ends where it is told to, and says when it leaves what was trained."""
+"""`manyheads generate` ends at a stop text, and reports when it exceeds the trained length."""
 
 from pathlib import Path
 

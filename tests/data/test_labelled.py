@@ -198,8 +198,8 @@ def test_tables_may_be_csv_or_json_lines(name: str, table: str, tmp_path: Path) 
     )
     assert (part.texts, part.labels) == (['good, "very"\nfilm', "bad"], ["yes", "no"])
     write(tmp_path / "mine.csv", 'label,text\nyes,"good\n')
-    own = LabelledData(folder=str(tmp_path), train="mine.csv", valid="mine.csv")
-    assert own.read("train").texts == ["good"]  # an open quote ends with the file
+    mine = LabelledData(folder=str(tmp_path), train="mine.csv", valid="mine.csv")
+    assert mine.read("train").texts == ["good"]  # an open quote ends with the file
 
 
 @pytest.mark.parametrize(

@@ -131,8 +131,8 @@ def test_the_last_documents_or_sentences_are_held_out(tmp_path: Path) -> None:
     data = TextData(file=str(many), lines="sentences", valid_fraction=0.2)
     assert data.read("train").documents == [[f"a{n}", f"b{n}"] for n in range(8)]
     assert data.read("valid").documents == [["a8", "b8"], ["a9", "b9"]]
-    one = str(write(tmp_path / "one.txt", "a\nb\nc\n"))
-    data = TextData(file=one, lines="sentences")
+    file = str(write(tmp_path / "one.txt", "a\nb\nc\n"))
+    data = TextData(file=file, lines="sentences")
     assert data.read("train").strings() == ["a", "b"]
     assert data.read("valid").documents == [["c"]]
 
@@ -154,8 +154,8 @@ def test_unreadable_text_is_refused(tmp_path: Path) -> None:
     assert "x.valid.txt" in refusal(UserError, misspelled.read, "train")
     blank = TextData(file=str(write(tmp_path / "blank.txt", "\n \n")))
     assert refusal(DataError, blank.read, "train").startswith(f"{tmp_path / 'blank.txt'}: ")
-    one = TextData(file=str(write(tmp_path / "one.txt", "\nalone\n")), lines="sentences")
-    assert refusal(DataError, one.read, "train").startswith(f"{tmp_path / 'one.txt'}: ")
+    single = TextData(file=str(write(tmp_path / "one.txt", "\nalone\n")), lines="sentences")
+    assert refusal(DataError, single.read, "train").startswith(f"{tmp_path / 'one.txt'}: ")
 
 
 def two_documents(lines: language.Lines) -> Texts:

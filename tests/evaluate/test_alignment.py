@@ -173,5 +173,5 @@ def test_pairs_longer_than_the_model_are_left_out(tokenizer: Tokenizer) -> None:
     pairs = sentences("en-de", "train", 12)
     lengths = [max(len(tokenizer.encode(text)) for text in (p.source, p.target)) for p in pairs]
     model = build(tokenizer, max_length=max(lengths))  # without room for the end token
-    kept = [p for p, length in zip(pairs, lengths, strict=True) if length < max(lengths)]
-    assert [p for p, _ in word_maps(model, tokenizer, pairs)] == kept
+    shorter = [p for p, length in zip(pairs, lengths, strict=True) if length < max(lengths)]
+    assert [p for p, _ in word_maps(model, tokenizer, pairs)] == shorter

@@ -332,8 +332,8 @@ def test_graphs_are_exported_with_tokenizer_and_settings(run: Make, exported: Ma
     names = {"decoder.onnx", "run.toml", "tokenizer.json"}
     assert {path.name for path in out.iterdir()} == names
     counts = json.loads(result("info", out, "--json"))
-    own = json.loads(result("info", run("gpt2", n_layer=1), "--json"))
-    assert {**counts, "name": 0} == {**own, "name": 0}
+    summary = json.loads(result("info", run("gpt2", n_layer=1), "--json"))
+    assert {**counts, "name": 0} == {**summary, "name": 0}
     assert "onnxruntime" in mistake("generate", out, "--prompt", "a")
 
 

@@ -34,7 +34,7 @@ FILES = (
 
 
 class Damage(NamedTuple):
-    """What was done, for a person, and what the file holds then."""
+    """A description of the damage, and the damaged content."""
 
     what: str
     content: bytes

@@ -527,6 +527,11 @@ VIEW: dict[str, tuple[str, dict[str, Any]]] = {
     "/api/runs": ("GET", {}),
     "/api/settings": ("GET", {"run": "writer"}),
     "/api/metrics": ("GET", {"run": "writer", "since": 0, "version": ""}),
+    "/api/probes": ("GET", {"run": "writer", "since": 0, "version": ""}),
+    "/api/probes/removed": (
+        "POST",
+        {"run": "writer", "step": 0, "sentence": 0, "off": ["encoder.self.0.1"]},
+    ),
     "/api/flow": ("POST", {**TEXT, "target": "Der Hund"}),
     "/api/flow/x/boxes": ("GET", {"layer": 0, "head": 0}),
     "/api/trace": ("POST", {**TEXT, "target": "Der Hund", "off": []}),

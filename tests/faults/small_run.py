@@ -101,7 +101,7 @@ def ending(number: int, patience: float = 60.0) -> int:
 
 
 def command(recipe: Path, out: Path, *overrides: str) -> Callable[[], int]:
-    """`manyheads train` as the work of a forked process; what it says goes to its stderr."""
+    """`manyheads train` for a forked process; its output goes to stderr."""
 
     def work() -> int:
         code, _, said = train(recipe, out, *overrides)
@@ -112,10 +112,10 @@ def command(recipe: Path, out: Path, *overrides: str) -> Callable[[], int]:
 
 
 def reached(out: Path) -> int:
-    """The step of the last whole line of metrics."""
+    """The step of the last complete line of metrics."""
     path = out / "metrics.jsonl"
-    whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return int(json.loads(whole[-1])["step"]) if whole else 0
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return int(json.loads(lines[-1])["step"]) if lines else 0
 
 
 def until(action: Callable[[], int], last: int) -> Callable[[], int]:

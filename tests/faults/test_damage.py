@@ -23,9 +23,9 @@ from manyheads.web.runs import read_metrics
 
 
 def accept(folder: Path) -> None:
-    """What the message says that a person does after a change on purpose."""
+    """Delete the checksum lines, as the error message advises after an intended change."""
     lines = (folder / "run.toml").read_text().splitlines(keepends=True)
-    (folder / "run.toml").write_text("".join(one for one in lines if "# check sum" not in one))
+    (folder / "run.toml").write_text("".join(line for line in lines if "# check sum" not in line))
 
 
 def test_a_folder_with_something_else_in_it(recipe: Path, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_settings_that_change_what_the_weights_mean(hurt: Path) -> None:
 
 
 def test_settings_changed_on_purpose_are_accepted(recipe: Path, hurt: Path) -> None:
-    """As the message says; the next training writes the check sums anew."""
+    """As the message says; the next training writes new checksums."""
     settings = hurt / "run.toml"
     settings.write_text(settings.read_text().replace("beam = 1", "beam = 3"))
     line = mistake(used(hurt), "deleting the line '# check sum … of run.toml'")
@@ -203,13 +203,20 @@ def test_going_on_with_other_data_is_refused(tmp_path: Path) -> None:
         lines = [f"{side} word{i} word{i + 1}" for i in range(40)]
         (tmp_path / f"train.{side}").write_text("\n".join(lines))
     small = ["model.dim=16", "model.layers=1", "model.heads=2", "tokens.vocab_size=300"]
-    own = [f"data.folder={tmp_path}", "data.source=en", "data.target=de", *small]
-    asked = ("train", "translation", *own, "decode.bleu_sentences=0", "--out", tmp_path / "run")
-    assert call(*asked, "train.steps=2", "--device", "cpu")[0] == 0
+    settings = [f"data.folder={tmp_path}", "data.source=en", "data.target=de", *small]
+    command = (
+        "train",
+        "translation",
+        *settings,
+        "decode.bleu_sentences=0",
+        "--out",
+        tmp_path / "run",
+    )
+    assert call(*command, "train.steps=2", "--device", "cpu")[0] == 0
     with (tmp_path / "train.en").open("a") as file, (tmp_path / "train.de").open("a") as other:
         file.write("\none more")
         other.write("\none more")
-    result = call(*asked, "train.steps=4", "--device", "cpu")
+    result = call(*command, "train.steps=4", "--device", "cpu")
     assert result[0] == 3
     mistake(result, "training data is not what", "step 2")
 

@@ -54,8 +54,8 @@ def test_many_strange_inputs(name: str, inputs: Inputs) -> None:
 def test_a_case_is_the_same_again(inputs: Inputs) -> None:
     assert inputs.targets.keys() == COUNTS.keys()
     for name, target in inputs.targets.items():
-        given = [repr(target(random.Random(f"7 {name} 3"))[0]) for _ in range(2)]
-        assert given[0] == given[1]
+        cases = [repr(target(random.Random(f"7 {name} 3"))[0]) for _ in range(2)]
+        assert cases[0] == cases[1]
 
 
 def test_what_is_neither_answered_nor_refused_is_reported(inputs: Inputs) -> None:

@@ -5,7 +5,7 @@
 writes DIR/device.json; copy it to tests/golden/record/device.json. The record is made from 0.1
 and never edited by hand. Training is by default in bfloat16 with CUDA graphs. Texts are
 generated in float32 from the run folders that 0.1 wrote on a CPU, so that they depend on the
-decoder only. A run that fails is recorded as an error, and the others go on.
+decoder only. A run that fails is recorded as an error, and the others continue.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""ELECTRA: a generator and a model over one table."""
+"""ELECTRA: a generator and a discriminator that share one embedding table."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from manyheads.models.heads import Detect
 from manyheads.nn.layers import EmbeddingConfig
 
 
-def a_model(position: str = "learned", **changes: Any) -> Bert:
+def discriminator(position: str = "learned", **changes: Any) -> Bert:
     sizes = {
         "dim": 16,
         "heads": 4,
@@ -25,9 +25,9 @@ def a_model(position: str = "learned", **changes: Any) -> Bert:
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_the_two_share_one_table_and_learned_positions(position: str) -> None:
-    """Each shared tensor is in the state once, under the model that is kept."""
-    model = a_model(position)
+def test_generator_and_discriminator_share_embeddings_and_learned_positions(position: str) -> None:
+    """Each shared tensor is in `state_dict` once, under the discriminator (`model`)."""
+    model = discriminator(position)
     both = Electra(model, 0.5)
     assert both.generator.tokens is model.tokens
     state = both.state_dict()
@@ -35,68 +35,68 @@ def test_the_two_share_one_table_and_learned_positions(position: str) -> None:
     assert len({x.untyped_storage().data_ptr() for x in state.values()}) == len(state)
     parameters = list(both.parameters())
     assert len(parameters) == len({id(item) for item in parameters})
-    places = [name for name in state if "position" in name]
+    position_names = [name for name in state if "position" in name]
     if position == "learned":
         assert both.generator.encoder.position is model.encoder.position
-        assert places == ["model.encoder.positions.0.table.weight"]
+        assert position_names == ["model.encoder.positions.0.table.weight"]
     assert {name.removeprefix("model.") for name in state if name.startswith("model.")} == set(
         model.state_dict()
     )
 
 
-def test_both_send_gradients_into_the_shared_tables() -> None:
-    both = Electra(a_model(), 0.5).double()
+def test_both_losses_reach_the_shared_tables() -> None:
+    both = Electra(discriminator(), 0.5).double()
     tokens = words(2, 7)
     tables = [both.model.tokens.weight, both.model.encoder.position.table.weight]  # type: ignore[union-attr]
     from_model = torch.autograd.grad(both.model(tokens).square().sum(), tables)
     from_generator = torch.autograd.grad(both.generator(tokens).square().sum(), tables)
     (both.model(tokens).square().sum() + both.generator(tokens).square().sum()).backward()
-    for table, item, other in zip(tables, from_model, from_generator, strict=True):
-        assert bool(item.any())
-        assert bool(other.any())
+    for table, g_model, g_generator in zip(tables, from_model, from_generator, strict=True):
+        assert bool(g_model.any())
+        assert bool(g_generator.any())
         assert table.grad is not None
-        torch.testing.assert_close(table.grad, item + other)
+        torch.testing.assert_close(table.grad, g_model + g_generator)
 
 
-def test_moving_both_moves_what_they_share() -> None:
-    both = Electra(a_model(), 0.5).double()
+def test_to_dtype_moves_the_shared_table() -> None:
+    both = Electra(discriminator(), 0.5).double()
     assert both.generator.tokens.weight.dtype == torch.float64
     assert both.generator.tokens.weight is both.model.tokens.weight
     assert both.generator(words(1, 4)).dtype == torch.float64
 
 
 @pytest.mark.parametrize(
-    ("share", "heads", "hidden"), [(0.25, 1, 6), (0.5, 2, 12), (1.0, 4, 24), (0.01, 1, 1)]
+    ("fraction", "heads", "ffn_dim"), [(0.25, 1, 6), (0.5, 2, 12), (1.0, 4, 24), (0.01, 1, 1)]
 )
-def test_the_generator_is_a_share_as_wide(share: float, heads: int, hidden: int) -> None:
-    model = a_model()
-    config = generator_config(model.config, share)
+def test_generator_is_a_fraction_as_wide(fraction: float, heads: int, ffn_dim: int) -> None:
+    model = discriminator()
+    config = generator_config(model.config, fraction)
     assert (config.heads, config.dim, config.head_dim) == (heads, 4 * heads, 4)
-    assert (config.ffn_dim, config.layers) == (hidden, model.config.layers)
-    assert config.embed.width(config.dim) == 16  # the table is the model's
-    both = Electra(model, share)
+    assert (config.ffn_dim, config.layers) == (ffn_dim, model.config.layers)
+    assert config.embed.width(config.dim) == 16  # the shared table
+    both = Electra(model, fraction)
     assert both.generator(words(2, 5)).shape == (2, 5, VOCAB)
     assert both.generator.hidden(words(2, 5)).shape == (2, 5, 4 * heads)
 
 
-def test_a_narrow_table_is_shared_as_it_is() -> None:
-    both = Electra(a_model(embed=EmbeddingConfig(dim=6)), 0.5)
+def test_a_narrow_table_is_shared() -> None:
+    both = Electra(discriminator(embed=EmbeddingConfig(dim=6)), 0.5)
     assert both.generator.tokens.weight.shape == (VOCAB, 6)
     assert both.generator(words(1, 3)).shape == (1, 3, VOCAB)
 
 
-def test_the_places_are_filled_and_nothing_else() -> None:
-    both = Electra(a_model(), 0.5).eval()
-    tokens, places = words(3, 6), torch.tensor([0, 4, 7, 17])
+def test_only_masked_positions_are_filled() -> None:
+    both = Electra(discriminator(), 0.5).eval()
+    tokens, positions = words(3, 6), torch.tensor([0, 4, 7, 17])
     hidden = both.generator.hidden(tokens)
-    filled, drawn = both.fill(tokens, places, hidden)
-    assert not drawn.requires_grad
-    assert torch.equal(filled.flatten()[places], drawn)
+    filled, samples = both.fill(tokens, positions, hidden)
+    assert not samples.requires_grad
+    assert torch.equal(filled.flatten()[positions], samples)
     others = torch.ones(18, dtype=torch.bool)
-    others[places] = False
+    others[positions] = False
     assert torch.equal(filled.flatten()[others], tokens.flatten()[others])
 
 
-def test_a_model_that_does_not_detect_is_refused() -> None:
+def test_a_model_without_detect_head_is_refused() -> None:
     with pytest.raises(UserError, match=r"model\.head=detect"):
         Electra(tiny(BertConfig).build(), 0.5)

@@ -1,6 +1,6 @@
 """Texts, tables and runs that train in a blink, one for each objective.
 
-The language counts: a sentence is a run of number words, a document goes on counting.
+The language counts: a sentence is a run of number words, a document continues to count.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Corrupted texts: what the encoder gets and the decoder has to restore."""
+"""Corrupted texts: the inputs of the encoder and the targets of the decoder."""
 
 from collections.abc import Iterator
 from itertools import chain, pairwise, permutations

@@ -24,13 +24,13 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def entropy_of_words(folder: Path) -> float:
-    """What a model that knows how often each word comes, and nothing else, can reach."""
+    """The loss of a model that knows only the word frequencies."""
     counts = Counter((folder / "counting.txt").read_text().split())
     total = sum(counts.values())
     return -sum(count / total * math.log(count / total) for count in counts.values())
 
 
-# Rotary positions, since what a word is hangs on its neighbours wherever they stand.
+# Rotary positions: a word depends on its neighbours, at any position.
 @pytest.mark.parametrize(
     ("name", "steps"), [("causal stream", 100), ("masked", 200), ("spans", 100)]
 )

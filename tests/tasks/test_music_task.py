@@ -361,7 +361,7 @@ def test_a_long_piece_is_written_in_windows(
         assert len(ids) + limit - 1 <= 16
         at += limit
     assert at == 101
-    assert len(read) < 20  # half of it stays: no reading anew for each word
+    assert len(read) < 20  # half of the window stays: it is not encoded again for each word
     even[generator.special_tokens.end] = -50.0  # written where nothing else may be
     ending = replace(generator, decode=replace(generator.decode, at_limit="force-eos"))
     assert len(compose(ending, ChoraleGrid(), [], limit=100, sample=Sample())) > 90

@@ -16,7 +16,7 @@ from manyheads.train.loop import Trainer
 WORDS = ("red", "blue", "green", "small", "big", "dog", "cat", "bird", "tree", "house")
 CPU = torch.device("cpu")
 
-# What a run reads, and a model for it.
+# Data and a model for a run.
 SMALL = """
 [data]
 kind = "files"

@@ -58,7 +58,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def torchrun(processes: int, *words: Any, restarts: int = 0, code: int = 0) -> str:
-    """What is said by so many processes of a program."""
+    """The output of a program in this many processes."""
     said = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         + ["--nproc-per-node", str(processes), "--max-restarts", str(restarts)]
@@ -117,7 +117,7 @@ def test_two_processes_of_which_one_is_killed_end_as_one_does(recipe: Path, tmp_
 def test_a_run_of_four_processes_goes_on_with_two_and_with_one(
     recipe: Path, tmp_path: Path
 ) -> None:
-    """FSDP: each has a part of every weight; what the main one saves is complete."""
+    """FSDP: each process has a part of every weight; the main one saves complete weights."""
     one, many = tmp_path / "one", tmp_path / "many"
     reference = trainer(recipe, one, *FEW)
     rows = [len(reference.task.order.rows(step)) for step in range(6)]  # type: ignore[attr-defined]
@@ -176,9 +176,9 @@ def test_each_process_draws_numbers_of_its_own_at_every_step() -> None:
             drawn.add(float(torch.rand(())))
     assert len(drawn) == 32
     seed_step(1, 5)
-    one = torch.rand(3)
-    seed_step(1, 5, 0)  # the first of several draws what one alone does
-    assert torch.equal(torch.rand(3), one)
+    single = torch.rand(3)
+    seed_step(1, 5, 0)  # rank 0 samples like a single process
+    assert torch.equal(torch.rand(3), single)
 
 
 def test_no_two_steps_of_any_seed_draw_the_same_numbers() -> None:
@@ -210,7 +210,7 @@ def test_mistakes_with_several_processes_are_one_line(
     line = said("train", recipe, "train.parallel=fsdp", *out)
     assert "train.parallel=fsdp has no effect in one process: start with torchrun" in line
     assert "train.parallel" in said("train", recipe, "train.parallel=dpp", *out)
-    # What is so anyway is taken: one script serves any number of processes.
+    # The default is accepted: one script serves any number of processes.
     assert "train.steps" in said("train", recipe, "train.parallel=ddp", "train.steps=0", *out)
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")):
         monkeypatch.setenv(name, value)
@@ -227,7 +227,7 @@ def test_mistakes_with_several_processes_are_one_line(
 
 @pytest.mark.slow
 def test_a_signal_to_one_process_makes_all_save_the_same_step(recipe: Path, tmp_path: Path) -> None:
-    """No save was due there; started again, all go on from it."""
+    """No save was due at that step; after a restart all resume from it."""
     script, out = tmp_path / "stopped.py", tmp_path / "out"
     script.write_text(KILLED.format(rank=1, step=4, signal="SIGTERM"), encoding="utf-8")
     settings = (*PLAIN, "train.save_every=100", "train.validate_every=100")
@@ -268,7 +268,7 @@ def test_what_one_process_began_four_go_on_with_and_back(recipe: Path, tmp_path:
 def test_killed_at_any_step_the_bits_are_those_of_an_undisturbed_run(
     recipe: Path, tmp_path: Path, parallel: str, processes: int
 ) -> None:
-    """With dropout too: what a process draws is a function of the seed, the step and its rank."""
+    """With dropout too: the samples of a process are a function of seed, step and rank."""
     settings = (*PLAIN, "model.dropout=0.1", f"train.parallel={parallel}")
     together(processes, recipe, tmp_path / "whole", *settings)
     for step in (1, 4):

@@ -1,4 +1,8 @@
-"""Which gradients a graphed pass writes. CUDA graphs are simulated; test_gpu.py has a GPU."""
+"""Training with CUDA graphs, simulated on a CPU: same weights as eager training.
+
+A graph writes gradients at fixed addresses: its own, or those shared by all graphs. The tests on a
+real GPU are in test_gpu.py.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +26,7 @@ class Rows:
 
 
 class Model(nn.Module):
-    """Two layers and their loss, and a parameter that the loss does not reach."""
+    """Two layers and their loss, and a parameter without gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +39,7 @@ class Model(nn.Module):
 
 
 class Simulated(GraphedPass):
-    """As a CUDA graph: the capture computes nothing, and a replay writes where it was captured."""
+    """Like a CUDA graph: capture changes no gradient, replay writes to the captured addresses."""
 
     def __init__(
         self,
@@ -45,7 +49,7 @@ class Simulated(GraphedPass):
         pool: Any,
         parameters: list[nn.Parameter] | None,
     ) -> None:
-        self.parameters = parameters or ALL
+        self.parameters = parameters or PARAMETERS
         before = [None if p.grad is None else p.grad.clone() for p in self.parameters]
         super().__init__(run, batch, divisors, pool, parameters)
         for parameter, old in zip(self.parameters, before, strict=True):
@@ -53,23 +57,23 @@ class Simulated(GraphedPass):
                 assert parameter.grad is not None
                 parameter.grad.copy_(old)
         self.captured = [parameter.grad for parameter in self.parameters]
-        self.graph.replay = lambda: self.again(run)  # type: ignore[method-assign]
+        self.graph.replay = lambda: self.replay_eagerly(run)  # type: ignore[method-assign]
 
-    def again(self, run: Any) -> None:
+    def replay_eagerly(self, run: Any) -> None:
         current = [parameter.grad for parameter in self.parameters]
-        owns = self.gradients is not None
+        has_own_gradients = self.gradients is not None
         for parameter, gradient in zip(self.parameters, self.captured, strict=True):
-            parameter.grad = None if owns else gradient
+            parameter.grad = None if has_own_gradients else gradient
         run(Rows(**self.batch), self.divisors)
         for parameter, gradient in zip(self.parameters, self.captured, strict=True):
-            if gradient is not None and owns:
+            if gradient is not None and has_own_gradients:
                 assert parameter.grad is not None
                 gradient.copy_(parameter.grad)
         for parameter, old in zip(self.parameters, current, strict=True):
             parameter.grad = old
 
 
-ALL: list[nn.Parameter] = []
+PARAMETERS: list[nn.Parameter] = []
 
 
 @contextmanager
@@ -85,7 +89,7 @@ def train(passes: int, *, graphed: bool) -> tuple[dict[str, Tensor], ForwardBack
     """Steps over several shapes, with weight decay, which skips parameters without gradient."""
     torch.manual_seed(1)
     model = Model()
-    ALL[:] = model.parameters()
+    PARAMETERS[:] = model.parameters()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
     forward_backward = ForwardBackward(model, torch.float32)
     if graphed:
@@ -106,7 +110,7 @@ def train(passes: int, *, graphed: bool) -> tuple[dict[str, Tensor], ForwardBack
 def test_graphed_passes_train_as_eager_ones(
     passes: int, own_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each shape with gradients of its own, or sharing them after the first; one pass or two."""
+    """With one pass a step, each shape may have its own gradients (up to `own_bytes`)."""
     expected, _ = train(passes, graphed=False)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -118,5 +122,7 @@ def test_graphed_passes_train_as_eager_ones(
     for name, weight in expected.items():
         assert torch.equal(weights[name], weight), name
     assert isinstance(graphed, CudaGraphs)
-    owns = [graph.gradients is not None for graph in graphed.graphs.values()]
-    assert owns == ([False] * 3 if passes == 2 else [True, bool(own_bytes), bool(own_bytes)])
+    has_own_gradients = [graph.gradients is not None for graph in graphed.graphs.values()]
+    assert has_own_gradients == (
+        [False] * 3 if passes == 2 else [True, bool(own_bytes), bool(own_bytes)]
+    )

@@ -220,7 +220,7 @@ def test_stopped_by_a_signal_and_started_again_ends_with_the_same_bits(
             actual.run()
         assert caught.value.exit_code == 128 + signal.SIGTERM
         assert f"step {step + 1}" in str(caught.value)
-        # Nothing is lost: it goes on behind the step that was being done.
+        # Training resumes after the step that the signal interrupted.
         assert trainer(recipe, out, *AVERAGED).progress.step == step + 1
     trainer(recipe, out, *AVERAGED).run()
     assert_same_bits(out, whole)
@@ -414,7 +414,7 @@ def test_a_broken_loss_stops_with_its_step_and_its_batch(
     line = str(caught.value)
     assert "\n" not in line
     assert f"loss of step 11 is {value}" in line
-    # The pairs that it names are those of the batch, as they are numbered in the files.
+    # It names the pairs of the batch by their line numbers.
     named = line.partition("training pairs ")[2].partition(" and ")[0].split(", ")
     lines = (recipe.parent / "pairs.source").read_text().splitlines()
     first = task.data.sources.padded(task.order.rows(10)[:5], task.tokenizer.pad)[0]
@@ -422,7 +422,7 @@ def test_a_broken_loss_stops_with_its_step_and_its_batch(
     assert [lines[int(number) - 1] for number in named] == decoded
     assert "train.learning_rate" in line
     assert {path: path.read_bytes() for path in half.rglob("*.safetensors")} == before
-    # Once mended it goes on as if nothing had been.
+    # Resumed without the fault, it ends with the same bits.
     trainer(recipe, half).run()
     trainer(recipe, tmp_path / "whole").run()
     assert_same_bits(half, tmp_path / "whole")
@@ -503,7 +503,7 @@ def test_a_signal_saves_and_says_how_to_go_on(
     assert shlex.split(command) == [*called, *words]
     step = int(last.partition("step ")[2].partition(";")[0])
     assert read_tensors(out / "state/last.safetensors")[1]["step"] == step
-    # The command that it names goes on from there.
+    # The printed command resumes from there.
     goal = ["train.steps=" + str(step + 2) if w.startswith("train.steps") else w for w in words]
     monkeypatch.setattr(sys, "argv", ["manyheads", *goal])
     with pytest.raises(SystemExit) as caught:
@@ -518,15 +518,15 @@ def test_a_signal_saves_and_says_how_to_go_on(
 def test_whether_blocks_are_compiled_is_the_whole_run_s_to_say(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU, by what all of its steps cost: one that goes on near its end goes on as it was."""
+    """On a GPU by the cost of all steps, so that a resumed run is compiled if it was before."""
     actual = trainer(recipe, tmp_path / "run")
     actual.device = torch.device("cuda")
     tokens = sum(map(actual.task.tokens, actual.task.batches(0)))
     weights = sum(weight.numel() for weight in actual.model.parameters())
     cost = 6 * tokens * weights * actual.train.steps
-    for much, wanted in ((1.5 * cost, False), (0.5 * cost, True)):
-        monkeypatch.setattr(loop, "COMPILE_MIN_FLOPS", much)
-        assert actual._should_compile() == wanted
+    for min_flops, expected in ((1.5 * cost, False), (0.5 * cost, True)):
+        monkeypatch.setattr(loop, "COMPILE_MIN_FLOPS", min_flops)
+        assert actual._should_compile() == expected
     actual.task.batches = lambda step: type(actual.task).batches(actual.task, 0)  # type: ignore[method-assign]
     actual.progress.step = actual.train.steps - 1
     assert actual._should_compile()

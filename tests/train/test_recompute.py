@@ -48,13 +48,13 @@ def test_a_run_may_begin_without_it_and_go_on_with_it(tmp_path: Path) -> None:
     assert_same_bits(tmp_path / "changed", tmp_path / "kept")
 
 
-def kept_bytes(model: Any, tokens: Tensor) -> tuple[int, list[Tensor]]:
-    """What a forward pass holds on to but for the weights, and the gradients it leads to."""
-    own = {weight.data_ptr() for weight in model.parameters()}
+def saved_bytes(model: Any, tokens: Tensor) -> tuple[int, list[Tensor]]:
+    """Bytes that a forward pass saves, without the weights, and the gradients."""
+    weights = {weight.data_ptr() for weight in model.parameters()}
     held: dict[int, int] = {}
 
     def keep(x: Tensor) -> Tensor:
-        if x.data_ptr() not in own:
+        if x.data_ptr() not in weights:
             held[x.data_ptr()] = x.numel() * x.element_size()
         return x
 
@@ -68,12 +68,12 @@ def test_of_a_block_its_input_alone_is_kept() -> None:
     sizes: Any = {"vocab_size": 20, "dim": 32, "layers": 8, "heads": 4, "max_length": 64}
     model = GptConfig(**sizes, dropout=0.0).build().train()
     tokens = torch.randint(20, (4, 64))
-    whole, wanted = kept_bytes(model, tokens)
+    default_bytes, expected = saved_bytes(model, tokens)
     checkpoint_blocks(model)
-    less, found = kept_bytes(model, tokens)
-    assert less < whole / 4
-    for one, other in zip(found, wanted, strict=True):
-        assert torch.equal(one, other)
+    checkpointed_bytes, actual = saved_bytes(model, tokens)
+    assert checkpointed_bytes < default_bytes / 4
+    for grad, reference in zip(actual, expected, strict=True):
+        assert torch.equal(grad, reference)
     with torch.no_grad():
         model(tokens)  # nothing to keep, nothing to compute again
 
@@ -113,12 +113,12 @@ def test_compiled_blocks_compute_again_too(
     source, target = torch.randint(1, 20, (2, 3, 5))
     real = torch.arange(5) < torch.tensor([[5], [3], [2]])
 
-    def slopes() -> list[Tensor]:
+    def gradients() -> list[Tensor]:
         loss = model(source, target, real).square().mean()
         return list(torch.autograd.grad(loss, list(model.parameters())))
 
-    wanted = slopes()
+    expected = gradients()
     checkpoint_blocks(model)
     compile_blocks(model)
-    for one, other in zip(slopes(), wanted, strict=True):
+    for one, other in zip(gradients(), expected, strict=True):
         torch.testing.assert_close(one, other)

@@ -77,8 +77,8 @@ def test_maps_are_those_of_the_textbook(kind: str, position: str, core: str) -> 
     of the same weights in a model that runs dense."""
     model, dense = built(kind, position, core), built(kind, position, "dense")
     dense.load_state_dict(model.state_dict())
-    found, wanted = {}, {}
-    for which, store in ((model, found), (dense, wanted)):
+    actual, expected = {}, {}
+    for which, store in ((model, actual), (dense, expected)):
         with torch.no_grad(), capture(which) as maps:
             run(which)
         store.update(attention_maps(kind, maps))
@@ -90,9 +90,9 @@ def test_maps_are_those_of_the_textbook(kind: str, position: str, core: str) -> 
     }
     padded = {"cross", "encoder"} | ({"self"} if kind == "bert" else set())
     causal = {"decoder"} | ({"self"} if kind == "gpt" else set())
-    for name, layers in found.items():
+    for name, layers in actual.items():
         assert len(layers) == LAYERS
-        for weights, other in zip(layers, wanted[name], strict=True):
+        for weights, other in zip(layers, expected[name], strict=True):
             assert weights.shape == shapes[name]
             torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
             assert (weights >= 0).all()
@@ -198,14 +198,14 @@ def test_layers_are_in_order() -> None:
     model = built("gpt", core="dense", layers=12)
     with torch.no_grad(), capture(model) as maps:
         run(model)
-    whole = [layer.clone() for layer in maps["self"]]
-    assert len(whole) == 12
+    unchanged = [layer.clone() for layer in maps["self"]]
+    assert len(unchanged) == 12
     for layer in (1, 10):
         changed = copy.deepcopy(model)
         changed.decoder.blocks[layer].attention.project.weight.data.mul_(2)
         with torch.no_grad(), capture(changed) as maps:
             run(changed)
-        same = [torch.equal(a, b) for a, b in zip(maps["self"], whole, strict=True)]
+        same = [torch.equal(a, b) for a, b in zip(maps["self"], unchanged, strict=True)]
         assert same == [n < layer for n in range(12)]
 
 

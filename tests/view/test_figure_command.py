@@ -39,15 +39,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, ...]]:
-    """What each kind of picture was given to draw; nothing is drawn."""
-    found: dict[str, tuple[Any, ...]] = {}
+    """The arguments of each drawing function; nothing is drawn."""
+    calls: dict[str, tuple[Any, ...]] = {}
     for name in ("heat_map", "head_grid", "matrices", "curves", "surfaces"):
 
-        def keep(*given: Any, name: str = name, **more: Any) -> None:
-            found[name] = (*given, more)
+        def keep(*arguments: Any, name: str = name, **more: Any) -> None:
+            calls[name] = (*arguments, more)
 
         monkeypatch.setattr(figures, name, keep)
-    return found
+    return calls
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,17 +76,17 @@ def test_maps_are_those_of_the_model(
 
 def test_an_encoder_decoder_has_three_kinds_of_maps(folder: Path) -> None:
     opened = load_torch_run(folder / "translator")
-    found = attention_maps(opened, SENTENCE, "Der Hund.")
-    assert list(found) == ["encoder.self", "decoder.self", "decoder.cross"]
+    figures_by_name = attention_maps(opened, SENTENCE, "Der Hund.")
+    assert list(figures_by_name) == ["encoder.self", "decoder.self", "decoder.cross"]
     tokenizer: Any = opened.tokenizer
     source = torch.tensor([[*tokenizer.encode(SENTENCE), tokenizer.end]])
     target = torch.tensor([[tokenizer.start, *tokenizer.encode("Der Hund.")]])
     with torch.no_grad(), capture(opened.model) as maps:
         opened.model(source, target)
-    for name, one in found.items():
+    for name, shown in figures_by_name.items():
         stack, kind = name.split(".")
         captured: list[Tensor] = maps.all(kind, stack)  # type: ignore[arg-type]
-        assert torch.equal(one.weights, torch.stack(captured)[:, 0])
+        assert torch.equal(shown.weights, torch.stack(captured)[:, 0])
 
 
 def test_gold_is_framed_where_it_is_known(folder: Path, drawn: dict[str, tuple[Any, ...]]) -> None:
@@ -113,26 +113,26 @@ def test_curves_are_those_of_metrics_jsonl(
 ) -> None:
     run = folder / "translator"
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    wanted = [(r["step"], r["learning_rate"]) for r in records if r["split"] == "train"]
+    expected = [(r["step"], r["learning_rate"]) for r in records if r["split"] == "train"]
     other = tmp_path / "other"
     shutil.copytree(run, other)
     with (other / "metrics.jsonl").open("a") as file:
         file.write('{"step": 99, "split": "train", "learning_rate": NaN}\nbroken {\n[]\n')
     figure(run, "curves", [other], metric="learning_rate", split="train")
     lines = drawn["curves"][0]
-    assert lines == {str(run): wanted, str(other): wanted}
+    assert lines == {str(run): expected, str(other): expected}
     assert ("valid", "loss") in metric_curves(run)
 
 
 def test_every_scheme_is_drawn_and_the_run_has_its_own(folder: Path) -> None:
     for name in ("sinusoidal", "learned", "rotary", "shaw", "t5", "alibi", "relative", "none"):
         config = tiny(BertConfig, name, "dense")
-        found = schemes(config.build(), config, 9)
-        assert len(found) == 8
-        own = [shown for shown in found if shown.endswith("(of the run)")]
-        assert own == [f"{name} (of the run)"]
-        assert all(matrix.shape == (9, 9) for matrix in found.values())
-        assert all(bool(matrix.isfinite().all()) for matrix in found.values())
+        matrices = schemes(config.build(), config, 9)
+        assert len(matrices) == 8
+        of_run = [shown for shown in matrices if shown.endswith("(of the run)")]
+        assert of_run == [f"{name} (of the run)"]
+        assert all(matrix.shape == (9, 9) for matrix in matrices.values())
+        assert all(bool(matrix.isfinite().all()) for matrix in matrices.values())
 
 
 def test_relative_schemes_are_constant_on_each_diagonal() -> None:
@@ -147,28 +147,28 @@ def test_relative_schemes_are_constant_on_each_diagonal() -> None:
 
 def test_directions_are_normalised_filter_by_filter(folder: Path) -> None:
     model = load_torch_run(folder / "translator").model
-    found = direction(model, torch.Generator().manual_seed(3))
+    actual = direction(model, torch.Generator().manual_seed(3))
     other = direction(model, torch.Generator().manual_seed(4))
-    assert found.keys() == dict(model.named_parameters()).keys()
+    assert actual.keys() == dict(model.named_parameters()).keys()
     for name, weight in model.named_parameters():
         if weight.dim() < 2:
-            assert not found[name].any()
+            assert not actual[name].any()
         else:
-            assert torch.allclose(found[name].norm(dim=1), weight.norm(dim=1), rtol=1e-4)
-            assert not torch.allclose(found[name], other[name])
+            assert torch.allclose(actual[name].norm(dim=1), weight.norm(dim=1), rtol=1e-4)
+            assert not torch.allclose(actual[name], other[name])
 
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
-def test_a_cut_residual_is_the_branch_alone(placement: Any) -> None:
+def test_without_residual_only_the_branch_is_left(placement: Any) -> None:
     residual = Residual(4, Norm(placement=placement), 0.0)
     holder = torch.nn.ModuleList([residual])
     x = torch.randn(2, 3, 4)
-    whole = residual(x, torch.sin)
+    expected = residual(x, torch.sin)
     with without_residuals(holder):
         cut = residual(x, torch.sin)
     norm = residual.norm
     assert torch.equal(cut, norm(x).sin() if placement == "pre" else norm(x.sin()))
-    assert torch.equal(residual(x, torch.sin), whole)
+    assert torch.equal(residual(x, torch.sin), expected)
     with pytest.raises(UserError, match="residual"), without_residuals(torch.nn.Linear(1, 1)):
         pass
 
@@ -178,11 +178,10 @@ def test_the_middle_of_the_landscape_is_the_trained_model(folder: Path) -> None:
     before = {name: weight.clone() for name, weight in opened.model.state_dict().items()}
     with torch.no_grad():
         loss = held_out_loss(opened)()
-    found = landscape(opened, size=3, reach=0.5, seed=1)
-    whole, cut = found.values()
-    assert float(whole[1, 1]) == pytest.approx(loss, rel=1e-6)
-    assert not torch.allclose(whole, cut)
-    assert len(set(whole.flatten().tolist())) == 9
+    default, cut = landscape(opened, size=3, reach=0.5, seed=1).values()
+    assert float(default[1, 1]) == pytest.approx(loss, rel=1e-6)
+    assert not torch.allclose(default, cut)
+    assert len(set(default.flatten().tolist())) == 9
     for name, weight in opened.model.state_dict().items():
         assert torch.equal(weight, before[name]), name
     # The batch is the validation split, which is small.
@@ -220,8 +219,8 @@ def test_the_middle_of_the_landscape_is_the_trained_model(folder: Path) -> None:
 def test_an_error_is_one_line(
     folder: Path, tmp_path: Path, run: str, kind: str, wrong: dict[str, Any], said: str
 ) -> None:
-    given = {"out": tmp_path / "a.png", **wrong}
+    options = {"out": tmp_path / "a.png", **wrong}
     with pytest.raises(UserError, match=re.escape(said)) as error:
-        figure(folder / run, kind, **given)
+        figure(folder / run, kind, **options)
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""What the translators before the Transformer share, LSTMs and convolutions."""
+"""The base of translators from before the Transformer: LSTMs and convolutions."""
 
 import math
 from dataclasses import dataclass

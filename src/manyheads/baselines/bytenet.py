@@ -45,10 +45,10 @@ class ByteNetConfig(BaselineSizes):
     def __post_init__(self) -> None:
         check_kernel(self.kernel)
         if self.dim % 2:
-            raise UserError(f"model.dim={self.dim} must be even: convolutions have half of it")
+            raise UserError(f"model.dim={self.dim} must be even: the convolutions are half as wide")
 
     def unfolded(self, length: int) -> int:
-        """|t̂| of a source of this length."""
+        """|t̂| = ⌈a |s| + b⌉ for a source of this length."""
         return math.ceil(self.length_ratio * length + self.length_extra)
 
     def build(self) -> "ByteNet":
@@ -102,7 +102,7 @@ class ByteNet(BaselineModel):
     def __init__(self, config: ByteNetConfig) -> None:
         super().__init__(config)
         dim = config.dim
-        self.beyond = nn.Embedding(1, dim)  # fills an unfolded source after its text
+        self.beyond = nn.Embedding(1, dim)  # the embedding of positions from |s| to |t̂|
         self.encoder = DilatedStack(config, causal=False)
         self.build_target_table()
         self.enter = nn.Linear(2 * dim, dim)
@@ -112,7 +112,7 @@ class ByteNet(BaselineModel):
         self.build_head()
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
-        """The encoder's output at positions up to |t̂| of each source; zeros after that."""
+        """The encoder's output at the first |t̂| positions of each source, then zeros."""
         length = source.shape[1]
         positions = torch.arange(self.config.unfolded(length), device=source.device)
         x, real = F.pad(self.tokens(source), (0, 0, 0, len(positions) - length)), None

@@ -221,7 +221,7 @@ def cutmix(
     """y = x with a rectangle of x′, and the fraction of pixels that are those of x (CutMix).
 
     The rectangle has √(1 − λ) of either side, λ from Beta(α, α), around a uniformly drawn pixel;
-    what lies beyond the edge is cut off, so the fraction is counted.
+    it is clipped at the edge, so the fraction is counted.
     """
     batch, _, height, width = images.shape
     side = (1 - _beta(alpha, batch, generator)).clamp(min=0).sqrt()

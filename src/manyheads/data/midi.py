@@ -126,7 +126,9 @@ def _read_parts(
         messages += [(tick, track, m) for tick, m in zip(ticks, track_messages, strict=True)]
 
     parts: dict[tuple[int, int], list[Note]] = {}
-    held: dict[tuple[int, int, int], tuple[int, int]] = {}  # (track, channel, pitch) → start, vel.
+    held: dict[
+        tuple[int, int, int], tuple[int, int]
+    ] = {}  # (track, channel, pitch) → (start, velocity)
     sustained: list[tuple[tuple[int, int, int], tuple[int, int]]] = []  # released, pedal down
     pedals: set[int] = set()  # channels whose pedal is down
     last_tick = elapsed = now = 0

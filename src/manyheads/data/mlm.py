@@ -136,7 +136,7 @@ class SentencePairs:
             self._starts[np.where(is_next, middle, other)],
             self._stops[np.where(is_next, stop, other_stop) - 1],
         )
-        # Each may use half of the room; beyond it, the first has what the second leaves.
+        # Each text may use half of the tokens; the first also those that the second leaves.
         half = self.room - self.room // 2
         first_size = np.minimum(first.size, np.maximum(self.room - second.size, half))
         second_size = np.minimum(second.size, self.room - first_size)
@@ -144,7 +144,7 @@ class SentencePairs:
         return first, Run(second.start, second.start + second_size), is_next
 
     def _run_stop(self, sentence: Positions, room: Positions, least: int) -> Positions:
-        """The sentence after the longest run from each that fits the room and its document."""
+        """The sentence after the longest run from each that fits `room` and its document."""
         fits = np.searchsorted(self._stops, self._starts[sentence] + room, "right")
         return np.clip(fits, sentence + least, self._last[sentence] + 1)
 

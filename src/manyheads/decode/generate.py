@@ -198,9 +198,9 @@ class Detokenizer:
         if self.stopped:
             return ""
         final = self._final(self.tokenizer.decode(self.ids))
-        found = [at for stop in self.stops if (at := self.pending.find(stop)) >= 0]
-        self.stopped = self.stopped or bool(found)
-        pending, self.pending = self.pending[: min(found, default=len(self.pending))], ""
+        stop_positions = [at for stop in self.stops if (at := self.pending.find(stop)) >= 0]
+        self.stopped = self.stopped or bool(stop_positions)
+        pending, self.pending = self.pending[: min(stop_positions, default=len(self.pending))], ""
         return final + pending
 
     def _final(self, text: str) -> str:

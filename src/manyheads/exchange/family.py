@@ -283,7 +283,7 @@ def read_settings(family: Family, foreign: Foreign) -> TransformerConfig:
     only = dict(family.only)
     if flat.get("head.kind") in ("classify", "tag"):
         flat["head.labels"] = labels = _labels(settings)
-        if flat["head.kind"] == "classify":  # of several labels at once is not supported
+        if flat["head.kind"] == "classify":  # multi-label is not supported
             regression = ("regression",) if len(labels) == 1 else ()
             only["problem_type"] = (None, "single_label_classification", *regression)
     for name, allowed in only.items():

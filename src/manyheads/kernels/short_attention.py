@@ -10,7 +10,7 @@ the registers of a few warps: nothing is recomputed block by block, only q, k an
 the backward pass, and the padding mask is applied inside.
 
 q, k and v stay in the projection [q k v], or q and [k v], and their gradients are written in the
-same layout. With tensors of their own, autograd would concatenate the gradients in another pass.
+same layout. With separate tensors, autograd would need another pass to concatenate the gradients.
 """
 
 from collections.abc import Iterator
@@ -146,8 +146,8 @@ def short_attention(
 ) -> Tensor:  # fmt: skip
     """[b t hc] of the projections x [b t 3hc], or x [b t hc] and memory [b s 2hc].
 
-    `padding_mask` [b s] or [1 s] is True at real keys; `seed` [1] is on the device, or None for no
-    dropout of probability p.
+    `padding_mask` [b s] or [1 s] is True at real keys; `seed` [1] is on the device; None turns off
+    dropout with probability p.
     """
     x, memory = x.contiguous(), None if memory is None else memory.contiguous()
     inputs, numbers, constants = _arguments(x, memory, heads, padding_mask, causal, scale, seed, p)
@@ -162,7 +162,7 @@ def short_attention_backward(
     do: Tensor, x: Tensor, memory: Tensor | None, heads: int, padding_mask: Tensor | None,
     causal: bool, scale: float, seed: Tensor | None, p: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The gradients of x and memory, the second empty if there is no memory."""
+    """The gradients of x and memory; the second is empty without memory."""
     x, memory = x.contiguous(), None if memory is None else memory.contiguous()
     inputs, numbers, constants = _arguments(x, memory, heads, padding_mask, causal, scale, seed, p)
     dx, dmemory = _empty_grads(x, memory)
@@ -173,7 +173,7 @@ def short_attention_backward(
 
 
 def _empty_grads(x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Operators return no None."""
+    """Uninitialised gradients; an empty tensor for no memory, as operators cannot return None."""
     return empty_contiguous(x), x.new_empty(0) if memory is None else empty_contiguous(memory)
 
 
@@ -204,7 +204,10 @@ short_attention.register_autograd(_differentiate, setup_context=_setup_context)
 
 
 def dropout_mask(x: Tensor, keys: Tensor, seed: Tensor, p: float) -> Tensor:
-    """The mask [b 2 t s] of two heads, found by scale 0 and unit vectors as values."""
+    """The kernel's dropout mask [b 2 t s] for two heads.
+
+    With scale 0 the weights are uniform, and with unit vectors as values the output is P ∘ m.
+    """
     length, width = keys.shape[1], keys.shape[2] // 2
     units = torch.eye(length, -(-length // width) * width, device=x.device, dtype=x.dtype)
     weights = []
@@ -218,7 +221,7 @@ def dropout_mask(x: Tensor, keys: Tensor, seed: Tensor, p: float) -> Tensor:
 def case(
     new: Inputs, queries: int, keys: int, width: int, causal: bool, lengths: Lengths, p: float
 ) -> Iterator[Comparison]:
-    """Two heads, on q and [k v], and on [q k v] if there are as many queries as keys."""
+    """Self-test with two heads: on q and [k v], and on [q k v] if queries = keys."""
     x, memory = new.randn((2, queries, 2 * width), (2, keys, 4 * width))
     padding_mask, allowed = new.masks(queries, keys, causal, lengths)
     dropout, seed = torch.ones((), device=new.device), None

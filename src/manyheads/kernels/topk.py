@@ -21,9 +21,9 @@ from manyheads.kernels.common import contiguous_channels, device_guard
 from manyheads.kernels.selftest import Comparison, Inputs
 
 MAX_LANES = 1024
-TARGET_PROGRAMS = 128  # that keep a device busy
+TARGET_PROGRAMS = 128  # enough to keep a device busy
 MIN_COLUMNS_PER_PROGRAM = 1024
-MAX_BLOCK, PER_THREAD = 8192, 16  # columns of a block, and of a thread
+MAX_BLOCK, PER_THREAD = 8192, 16  # columns per block and per thread
 LOW = tl.constexpr(-1e30)  # below every logit, and finite: LOW − LOW is a number
 LOG2_E = tl.constexpr(1.4426950408889634)  # e^x = 2^(x log₂ e): one multiply-add
 
@@ -52,10 +52,14 @@ def _logsumexp(Z, TOTAL, width, stride, BLOCK: tl.constexpr, PER_THREAD: tl.cons
 
 @triton.jit(do_not_specialize=["k", "split_width"])
 def _topk(
-    Z, NAMES, VALUES, INDICES, width, stride, k, split_width,
-    NAMED: tl.constexpr, G: tl.constexpr, J: tl.constexpr,
+    Z, IDS, VALUES, INDICES, width, stride, k, split_width,
+    REMAPPED: tl.constexpr, G: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
-    """Column c of the split belongs to lane c % G at step c // G; NAMES are given indices."""
+    """Top k of a split of a row, in descending order.
+
+    Column c belongs to lane c % G at step c // G, with G lanes and at most J steps. If REMAPPED,
+    the index of column c is IDS[c]: the second pass works on the results of the first.
+    """
     row, lanes, steps = tl.program_id(0).to(tl.int64), tl.arange(0, G), tl.arange(0, J)
     begin = tl.program_id(1) * split_width
     z_row, width = Z + row * stride + begin, tl.minimum(split_width, width - begin)
@@ -72,11 +76,11 @@ def _topk(
         top = tl.max(tl.where(remaining, largest, float("-inf")), 0)
         column = tl.min(tl.where(remaining & (largest == top), lanes + G * at_step, G * J), 0)
         column = tl.minimum(column, width - 1)  # for NaN, any column
-        name = begin + column
-        if NAMED:
-            name = tl.load(NAMES + row * stride + column)
+        index = begin + column
+        if REMAPPED:
+            index = tl.load(IDS + row * stride + column)
         tl.store(VALUES + first + rank, top)
-        tl.store(INDICES + first + rank, name.to(tl.int64))
+        tl.store(INDICES + first + rank, index.to(tl.int64))
         lane, step = column % G, column // G
         at = lane + G * steps
         lane_z = tl.load(z_row + at, mask=at < width, other=float("-inf")).to(tl.float32)
@@ -122,17 +126,17 @@ def _split(rows: int, width: int, k: int) -> tuple[int, int]:
 
 
 def _topk_of_splits(
-    z: Tensor, names: Tensor | None, k: int, splits: int, split_width: int
+    z: Tensor, ids: Tensor | None, k: int, splits: int, split_width: int
 ) -> tuple[Tensor, Tensor]:
-    """The top k of each split of each row, [n splits·k]; indices are looked up in `names`."""
+    """The top k of each split of each row, [n splits·k]; `ids` [n v] replaces column numbers."""
     values = torch.empty(len(z), splits * k, device=z.device, dtype=torch.float32)
     indices = torch.empty(values.shape, device=z.device, dtype=torch.int64)
     lanes = min(MAX_LANES, max(32, triton.next_power_of_2(split_width)))
     steps = triton.next_power_of_2(triton.cdiv(split_width, lanes))
     with device_guard(z):
         _topk[(len(z), splits)](
-            z, z if names is None else names, values, indices, z.shape[1], z.stride(0), k,
-            split_width, NAMED=names is not None, G=lanes, J=steps, num_warps=max(1, lanes // 256),
+            z, z if ids is None else ids, values, indices, z.shape[1], z.stride(0), k,
+            split_width, REMAPPED=ids is not None, G=lanes, J=steps, num_warps=max(1, lanes // 256),
         )  # fmt: skip
     return values, indices
 
@@ -156,7 +160,7 @@ def case(new: Inputs, rows: int, width: int, k: int, ties: bool) -> Iterator[Com
     values, indices = topk(z, k)
     ordered, order = z.double().sort(dim=-1, descending=True, stable=True)
     yield values.exp(), ordered[:, :k].exp()
-    yield indices + 1, order[:, :k] + 1  # ties by the lowest index
+    yield indices + 1, order[:, :k] + 1  # + 1, so that index 0 counts too; ties by the lowest
     yield logsumexp(z), z.double().logsumexp(-1, keepdim=True)
 
 

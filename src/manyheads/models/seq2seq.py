@@ -113,7 +113,7 @@ class EncoderDecoderBase(Model):
         return getattr(self, "target_tokens", self.tokens)
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
-        """What the decoder needs of a source."""
+        """The encoded source, as the decoder needs it."""
         raise NotImplementedError
 
     def decode(

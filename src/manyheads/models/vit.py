@@ -27,8 +27,8 @@ class VitConfig(Architecture):
     """An encoder of square patches.
 
     Pixels from 0 to 1 are normalised by `pixel_mean` and `pixel_std`, one number per channel, which
-    a run takes from its training data. An imported model may have an image size that is no multiple
-    of the patch size: rows and columns after the last patch are ignored.
+    a run takes from its training data. An imported model may have an image size that is not a
+    multiple of the patch size: rows and columns after the last patch are ignored.
     """
 
     position: Annotated[PositionConfig | Sinusoidal2d, "Position scheme"] = field(  # type: ignore[assignment]

@@ -86,7 +86,7 @@ def _split_init(overrides: Sequence[str], init: str) -> tuple[list[str], str]:
             advice = "give a run or an imported model (to resume: train RUN/run.toml --out RUN)"
             if name == "model" and Path(value).name == value:
                 advice = nearest(setting, [f"model={kind}" for kind in kinds])
-            raise UserError(f"{setting} is no folder of a trained model: {advice}")
+            raise UserError(f"{setting} is not the folder of a trained model: {advice}")
         if name != "init":
             print(f"'{name}=FOLDER' is now 'init=FOLDER'", file=sys.stderr)
         init = value
@@ -133,7 +133,13 @@ def _check_settings(settings: Sequence[str], run: Run) -> None:
     names = {setting.partition("=")[0] for setting in settings}
     if "train.bpe_dropout" in names and run.train.bpe_dropout_copies == 1:
         raise UserError("train.bpe_dropout needs train.bpe_dropout_copies > 1: try 8")
-    for name, other in (("steps", "epochs"), ("warmup_steps", "warmup_ratio")):
+    if "train.batch_rows" in names and "translate" in run.spec.offers:
+        raise UserError("train.batch_rows has no effect on pairs of texts: set train.batch_tokens")
+    for name, other in (
+        ("steps", "epochs"),
+        ("warmup_steps", "warmup_ratio"),
+        ("batch_tokens", "batch_rows"),
+    ):
         value = getattr(run.train, other)
         if f"train.{name}" in names and value is not None:
             raise UserError(

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from manyheads.web.responses import Problem
 
 R = TypeVar("R")
-LINGER_FRACTION = 0.25  # of the time that the last batch took
+LINGER_FRACTION = 0.25  # relative to the time that the last batch took
 MAX_LINGER = 0.03  # seconds
 
 
@@ -65,7 +65,7 @@ class Job(Generic[R]):
 
 
 class Work(Generic[R]):
-    """What the model computes for requests of one kind."""
+    """The computation of the model for requests of one kind."""
 
     def fits(self, requests: Sequence[R]) -> bool:
         """True if these requests may share a batch."""

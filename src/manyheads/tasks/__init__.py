@@ -1,1 +1,1 @@
-"""What a run does from data to score: the pieces of the way, put together for one task."""
+"""Tasks: how a run is prepared, trained, validated and scored."""

@@ -192,7 +192,7 @@ class TextEncoder:
 
     @torch.inference_mode()
     def classify(self, lines: Sequence[str]) -> list[list[Prediction]]:
-        """The label of each line; of a tagger, one for each token of the text."""
+        """The label of each line; a tagger gives one per token of the text."""
         labels = self.labels
         results: list[list[Prediction]] = [[] for _ in lines]
         before, after = self.tokenizer.frame()

@@ -136,7 +136,7 @@ def stream_nll(
 class WindowTask(BaseTask[B]):
     """Tasks that train on windows of a text; a row is the position of a window's first token."""
 
-    text: EncodedText  # of the training split
+    text: EncodedText  # the training split
 
     def set_order(self, tokens: int, length: int, *, moving: bool = True) -> None:
         """Train on windows of `length`, from the first `tokens` of the text."""

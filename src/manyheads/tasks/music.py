@@ -40,8 +40,8 @@ def check_words(music: Music, tokenizer: Tokenizer) -> None:
     missing = next((word for word in music.vocabulary if tokenizer.token_id(word) is None), None)
     if missing is not None:
         raise UserError(
-            f"'{missing}' is no token of this model, and music has tokens=words: leave tokens out, "
-            "or begin with a model of the same encoding"
+            f"'{missing}' is not a token of this model, and music has tokens=words: leave "
+            "tokens out, or begin with a model of the same encoding"
         )
 
 

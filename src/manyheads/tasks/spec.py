@@ -60,7 +60,7 @@ class LoadedModel:
 
 
 class BaseTask(Generic[B]):
-    """What the trainer needs of a task (`train.step.Task`), as far as tasks share it.
+    """The part of a `train.step.Task` that tasks share.
 
     `load` encodes the data and sets `order`, `digest` and `per_epoch`. A step trains on some rows
     of the data, `rows(step)`: a pure function of seed and step, so that a resumed run equals one
@@ -125,7 +125,7 @@ def total_nll(model: nn.Module, losses: Iterable[Loss]) -> tuple[float, int]:
 
 
 def token_unit(tokenizer: Tokenizer) -> str:
-    """What a token is, for the signature of a score per token."""
+    """The kind and number of tokens, for the signature of a score per token."""
     return f"{tokenizer.kind}, {tokenizer.vocab_size} tokens"
 
 
@@ -136,7 +136,7 @@ def add_frame(tokenizer: Tokenizer, run: RunSettings) -> Tokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """A task: what it needs, how it is trained and scored, what a trained model then offers.
+    """A task: its inputs, its training and scoring, and the abilities of a trained model.
 
     Several rows may share the value of the setting `task`; data and objective choose among them.
     """
@@ -180,7 +180,7 @@ class TaskSpec:
     served_as: Literal["translations", "completions", ""] = ""  # over HTTP
     # Settings of data for a model that came without data, if `data[0]()` does not fit all.
     default_data: Callable[[Any], Any] | None = None
-    # Of the web page: pages in addition to those of every model, and a first text.
+    # Web page: pages in addition to those of every model, and the first text shown.
     pages: Callable[[RunSettings], list[str]] = lambda run: []
     example: Callable[[RunSettings], str] = lambda run: EXAMPLE
 

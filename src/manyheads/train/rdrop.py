@@ -3,7 +3,7 @@
     L = ½ (L₁ + L₂) + α/2 · ½ (KL(p ‖ q) + KL(q ‖ p))
     KL(p ‖ q) + KL(q ‖ p) = Σ (p − q) log (p/q)
 
-The paper's loss is twice this one.
+The paper's loss is L₁ + L₂ + α/2 (…), twice this one.
 """
 
 import torch
@@ -29,12 +29,12 @@ def rdrop_kl(
 ) -> Loss:
     """½ (KL(p ‖ q) + KL(q ‖ p)) over the `count` predictions of the mask.
 
-    The second half of the hidden states is the second pass over the same rows. Logits are held
-    for some rows at a time, and recomputed in the backward pass.
+    The second half of the hidden states is the second pass over the same batch. Logits are computed
+    chunk by chunk, and again in the backward pass.
     """
     first, second = hidden.flatten(0, 1).chunk(2)
-    mask, size = loss_mask.flatten(), max(1, rows_per_chunk(hidden) // 4)  # two sets, in float32
-    if hidden.device.type == "cpu":  # where it is cheap to drop rows
+    mask, size = loss_mask.flatten(), max(1, rows_per_chunk(hidden) // 4)  # p and q, in float32
+    if hidden.device.type == "cpu":  # a GPU would have to wait for the count
         first, second, mask = first[mask], second[mask], mask[mask]
     total = torch.zeros((), device=hidden.device, dtype=torch.promote_types(hidden.dtype, F32))
     for start in range(0, len(mask), size):

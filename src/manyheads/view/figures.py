@@ -31,7 +31,7 @@ def _pyplot() -> Any:
 def _figure(
     size: tuple[float, float], path: Path, rows: int = 1, columns: int = 1
 ) -> Iterator[tuple[Any, list[Any]]]:
-    """A figure and its axes, row by row; saved at the end. A `$` in a text is no formula."""
+    """A figure and its axes, row by row; saved at the end. A `$` is shown as a `$`."""
     pyplot = _pyplot()
     with pyplot.rc_context({"text.parse_math": False}):
         figure, axes = pyplot.subplots(

@@ -61,7 +61,6 @@ QUERY_SEED = 1
 WITHOUT_HEADS = ("sinusoidal", "learned", "sinusoidal-2d")
 
 Matrix = Float[Tensor, "t s"]
-HeadMatrices = Float[Tensor, "h t s"]
 Tables = dict[str, Tensor]
 Curve = dict[str, Any]
 
