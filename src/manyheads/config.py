@@ -104,7 +104,7 @@ WORDS_FOR_NONE = ("none", "null", "off")
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """The end of an error message: the nearest right name, or all of them."""
-    known = sorted(known)
+    known = sorted(set(known))
     close = [name for name in known if word and name.startswith(f"{word}-")]
     close = close[:1] or difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known) or 'nothing'}"

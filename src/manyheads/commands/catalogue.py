@@ -29,12 +29,15 @@ if TYPE_CHECKING:
 
 # What people search for, and the words that the settings use.
 OTHER_NAMES = {
-    "batch size": "batch",
+    **dict.fromkeys(("batch size", "batch_size"), "batch"),
+    **dict.fromkeys(("beam size", "beam width", "num_beams"), "decode.beam"),
+    "optimizer": "adam",
     "lr": "learning rate",
     **dict.fromkeys(("amp", "bf16", "fp16", "autocast"), "mixed precision"),
     **dict.fromkeys(("pretrained", "finetune", "fine-tune", "fine-tuning"), "init"),
     "logging": "log",
-    "early stopping": "train.checkpoint",  # there is none; the best weights are kept
+    # There is no early stopping; the best weights are kept.
+    **dict.fromkeys(("early stopping", "early_stopping", "patience"), "train.checkpoint"),
 }
 FACT = re.compile(r"(Data|Time|Score): (.+)")
 EXTRAS = {  # and a package that each installs

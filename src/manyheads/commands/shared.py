@@ -84,7 +84,9 @@ def split_words(words: Sequence[str] | None, allowed: str) -> tuple[Path | None,
             raise UserError(f"'{setting}' cannot change after training: only {allowed}* can")
     for file in files[:1]:
         if not file.is_file():
-            raise UserError(f"{file} is not a file; settings are written as KEY=VALUE")
+            raise UserError(
+                f"{file} is not a file: pass a file or standard input; settings are KEY=VALUE"
+            )
     if len(files) > 1:
         raise UserError(f"one FILE at a time: leave out {files[1]}")
     return (files[0] if files else None), settings
