@@ -8,6 +8,7 @@ import ctypes
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -52,11 +53,15 @@ async def page(request: Request) -> Response:
     """The HTML document of every page; the page's module renders the state in the URL."""
     name = request.path_params.get("page", HOME)
     if name not in {path.stem for path in (PAGE / "pages").glob("*.js")}:
-        raise Problem(404, "page not found")
+        raise HTTPException(404, "page not found")
     return FileResponse(PAGE / "index.html")
 
 
 async def failed(request: Request, error: Exception) -> Response:
+    """An error as JSON; a browser at an unknown address gets the page, which says so."""
+    opens_page = "text/html" in request.headers.get("accept", "")
+    if isinstance(error, HTTPException) and error.status_code == 404 and opens_page:
+        return FileResponse(PAGE / "index.html", 404)
     return answer_of(error)
 
 
@@ -147,6 +152,8 @@ def serve(
     secret = "" if policy.token is None else f"?token={policy.token}"
     keep_freed_memory()
     app = build_app(folder, policy)
+    phrasebooks = Thread(target=translating.load_phrasebooks, args=(Library(folder),), daemon=True)
+    phrasebooks.start()
     config = uvicorn.Config(
         app,
         log_level="warning",

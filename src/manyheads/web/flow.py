@@ -20,7 +20,7 @@ import manyheads
 from manyheads.loading import TorchRun
 from manyheads.models.bert import Bert
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.web.forward import SizeLimit, forward_text
+from manyheads.web.forward import ForwardPass, SizeLimit, forward_text
 from manyheads.web.guard import Limits
 from manyheads.web.library import Library
 from manyheads.web.outcome import head_parts
@@ -94,7 +94,10 @@ def follow(
     with torch.inference_mode():
         with calls_of(opened.model) as seen:
             forward_pass = forward_text(opened, text, target, [], limit)
-        columns = forward_parts(opened.model, seen, forward_pass.record)
+        columns = [
+            _with_predicted_rows(item, forward_pass)
+            for item in forward_parts(opened.model, seen, forward_pass.record)
+        ]
         last = columns[-1]
         after = [*last.after, *head_parts(opened.model, last, seen, opened.tokenizer)]
     columns[-1] = replace(last, after=after)
@@ -110,6 +113,18 @@ def follow(
         "code": {_qualified_name(item): source(item) for item in functions if _is_in_package(item)},
     }
     return Trace(manifest, {part.name: part.tensor for part in parts})
+
+
+def _with_predicted_rows(column: Column, forward_pass: ForwardPass) -> Column:
+    """Label the rows of cross-attention maps with predicted tokens, as the Attention page does."""
+    predicted, _ = forward_pass.sides.get(("decoder", "cross"), ([], []))
+    layers = [
+        replace(part, rows=tuple(predicted))
+        if part.name.startswith("decoder.cross.") and part.axes.endswith("t s")
+        else part
+        for part in column.layers
+    ]
+    return replace(column, layers=layers)
 
 
 def _column_json(column: Column, subwords: list[str], split: Callable[..., Any]) -> dict[str, Any]:

@@ -87,14 +87,17 @@ def forward_text(
 ) -> ForwardPass:
     """Run a text through the model, with some heads knocked out.
 
-    An encoder–decoder scores `target`, or its own translation if `target` is None.
+    An encoder–decoder scores `target`, or the translation of the complete model if `target` is
+    None, so that log P with and without heads is that of the same tokens. `free` in the output is
+    the translation that the model writes without the heads.
     """
     model = opened.model
     if not any(True for _ in attentions(model)):
         raise opened.unsupported("has attention maps", "a model with attention")
-    with torch.inference_mode(), knocked_out(model, off):
+    with torch.inference_mode():
         if isinstance(model, EncoderDecoder):
-            return _translated(opened, text, target, limit)
+            return _translated(opened, text, target, off, limit)
+    with torch.inference_mode(), knocked_out(model, off):
         if isinstance(model, Gpt):
             return _continued(opened, text, limit)
         if isinstance(model, Bert):
@@ -102,28 +105,29 @@ def forward_text(
     raise opened.unsupported("has an Attention page", "a model for text")
 
 
-def _translated(opened: TorchRun, text: str, target: str | None, limit: SizeLimit) -> ForwardPass:
+def _translated(
+    opened: TorchRun, text: str, target: str | None, off: Sequence[HeadId], limit: SizeLimit
+) -> ForwardPass:
     model: Any = opened.model
     tokenizer = opened.tokenizer
     translator = Translator(model, tokenizer, opened.run.decode)
     special = translator.special_tokens
     source = special.source(tokenizer.encode(text))
     limit.check(source, model, "the text")
-    if target is None:
-        hypotheses = translator.search([text], n_best=1)[0]
-        target_ids = hypotheses[0].tokens if hypotheses else []
-    else:
-        target_ids = tokenizer.encode(target)
+    target_ids = _best(translator, text) if target is None else tokenizer.encode(target)
     decoder_input, expected = [special.start, *target_ids], [*target_ids, special.end]
     limit.check(decoder_input, model, "the target")
     joined_length = len(source) + len(decoder_input) if isinstance(model, DecoderOnlySeq2Seq) else 0
     limit.check_maps(model, max(len(source), len(decoder_input), joined_length))
-    with record_attention(model) as record:
-        logits = model(_batch(source, opened), _batch(decoder_input, opened))
+    with knocked_out(model, off):
+        with record_attention(model) as record:
+            logits = model(_batch(source, opened), _batch(decoder_input, opened))
+        free_ids = _best(translator, text) if off else target_ids
     log_probs = logits[0].float().log_softmax(-1)
     output = {
         "kind": "text",
         "text": tokenizer.decode(target_ids),
+        "free": tokenizer.decode(free_ids),
         "forced": target is not None,
         **_likelihood(log_probs, expected, tokenizer),
     }
@@ -137,6 +141,12 @@ def _translated(opened: TorchRun, text: str, target: str | None, limit: SizeLimi
         ("decoder", "cross"): (tokenizer.subwords(expected), source_labels),
     }
     return ForwardPass(record, output, sides)
+
+
+def _best(translator: Translator, text: str) -> list[int]:
+    """The tokens of the best hypothesis."""
+    hypotheses = translator.search([text], n_best=1)[0]
+    return hypotheses[0].tokens if hypotheses else []
 
 
 def continuation(opened: TorchRun, text: str, off: Sequence[HeadId], limit: SizeLimit) -> str:

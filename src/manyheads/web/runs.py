@@ -123,7 +123,9 @@ def _metrics(fields: Fields, library: Library) -> Response:
     since = fields.number("since", 2**53) or 0
     answer = read_metrics(folder / METRICS, since, fields.text("version", ""))
     if since == 0 or answer["reset"]:
-        answer["schedule"] = schedule(read_run(folder)) if (folder / SETTINGS).is_file() else None
+        run = read_run(folder) if (folder / SETTINGS).is_file() else None
+        # An imported model has default settings, but no data: it was not trained with them.
+        answer["schedule"] = None if run is None or run.data is None else schedule(run)
     return JSONResponse(answer)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from manyheads.data.translation import PhrasebookData
 from manyheads.decode.beam import Hypothesis
+from manyheads.errors import UserError
 from manyheads.evaluate.alignment import word_maps
 from manyheads.loading import TorchRun
 from manyheads.models.capture import has_cross_attention
@@ -32,6 +33,7 @@ from manyheads.web.responses import Fields, json_answer
 from manyheads.web.traces import Trace, Traces
 
 MOST_SENTENCES = 20_000  # sentences per phrasebook split that are searched
+HELD_OUT = ("test", "valid", "compositional")
 EXAMPLES = 12
 EXAMPLE_LETTERS = 60
 LOADING = Lock()  # loading takes seconds; concurrent requests wait
@@ -158,10 +160,13 @@ def _gold(fields: Fields, library: Library, traces: Traces) -> Response:
     if not isinstance(data, PhrasebookData):
         return json_answer({"phrasebook": False, "examples": [], "pair": None})
     with LOADING:
-        pairs = load_sentences(data)
+        pairs = load_sentences(data, HELD_OUT)
+        looked, pair = len(pairs), pairs.get(text.strip())
+        if pair is None:  # last, because the training split takes seconds
+            trained = load_sentences(data, ("train",))
+            looked, pair = looked + len(trained), trained.get(text.strip())
     examples = [source for source in pairs if len(source) <= EXAMPLE_LETTERS][:EXAMPLES]
-    answer: dict[str, Any] = {"phrasebook": True, "looked": len(pairs), "examples": examples}
-    pair = pairs.get(text.strip())
+    answer: dict[str, Any] = {"phrasebook": True, "looked": looked, "examples": examples}
     if pair is None:
         return json_answer({**answer, "pair": None})
     name = name_of("gold", run, library.version(run), text.strip())
@@ -173,13 +178,27 @@ def _gold(fields: Fields, library: Library, traces: Traces) -> Response:
     return json_answer({**answer, "pair": trace.manifest})
 
 
-@lru_cache(maxsize=2)
-def load_sentences(data: PhrasebookData) -> dict[str, Pair]:
-    """The sentences of a run by source text, at most `MOST_SENTENCES` per split."""
+@lru_cache(maxsize=4)
+def load_sentences(data: PhrasebookData, splits: tuple[str, ...]) -> dict[str, Pair]:
+    """The sentences of some splits by source text, at most `MOST_SENTENCES` per split."""
     counts = {"test": data.test_pairs, "valid": data.valid_pairs}
     counts |= {"compositional": data.test_pairs, "train": data.train_pairs}
-    pairs = (sentences(data.pair, split, min(n, MOST_SENTENCES)) for split, n in counts.items())
+    pairs = (sentences(data.pair, split, min(counts[split], MOST_SENTENCES)) for split in splits)
     return {pair.source: pair for split_pairs in pairs for pair in split_pairs}
+
+
+def load_phrasebooks(library: Library) -> None:
+    """Load the sentences of the first phrasebook run, before a page requests them."""
+    for folder in library.folders().values():
+        try:
+            data = read_run(folder).data if (folder / SETTINGS).is_file() else None
+        except (UserError, OSError, RecursionError):  # the page reports broken runs
+            continue
+        if isinstance(data, PhrasebookData):
+            for splits in (HELD_OUT, ("train",)):
+                with LOADING:
+                    load_sentences(data, splits)
+            return
 
 
 def _word_by_word(opened: TorchRun, pair: Pair, name: str) -> Trace:

@@ -50,6 +50,7 @@ export class Chart {
     this.title = title;
     this.across = across;
     this.at = -1;
+    this.steps = [];
     this.place = element("div", {
       class: "axes",
       tabindex: "0",
@@ -95,7 +96,10 @@ export class Chart {
   /** Size and margins of the axes. */
   frame() {
     const lines = 1 + Math.max(0, ...this.legend().map(([, , line]) => line));
-    return { ...this.size, ...MARGIN, top: 10 + LINE * lines };
+    const { x, y, least } = this.ranges();
+    const labels = this.ticks(x, y, least).map((axis) => axis.map((tick) => LETTER * shown(tick).length));
+    const left = Math.max(MARGIN.left, 12 + Math.max(...labels[1]));
+    return { ...this.size, ...MARGIN, left, right: Math.max(MARGIN.right, 4 + Math.max(...labels[0]) / 2), top: 10 + LINE * lines };
   }
 
   /** @param {Series[]} series @param {{logX?: boolean, logY?: boolean, note?: string}} [how] */
@@ -106,9 +110,12 @@ export class Chart {
     this.logX = logX;
     this.logY = logY;
     this.note.textContent = note;
+    // A cursor at the newest step stays at the newest one; another stays at its step.
+    const step = this.at < 0 || this.at === this.steps.length - 1 ? Infinity : this.steps[this.at];
     this.steps = [...new Set(this.series.filter((s) => s.style !== "dashes").flatMap((s) => s.points.map(([x]) => x)))];
     this.steps.sort((one, other) => one - other);
-    this.at = Math.min(this.at < 0 ? this.steps.length - 1 : this.at, this.steps.length - 1);
+    this.at = this.steps.findLastIndex((one) => one <= step);
+    if (this.at < 0) this.at = Math.min(0, this.steps.length - 1);
     this.draw();
   }
 
@@ -147,14 +154,28 @@ export class Chart {
     }
   }
 
-  /** Functions from values to pixels. */
-  scales() {
+  /** The numbers at both axes. */
+  ticks(x, y, least) {
+    return [
+      this.logX ? logTicks(...x) : ticks(...x, this.size.width / 80, least),
+      this.logY ? logTicks(...y) : ticks(...y),
+    ];
+  }
+
+  /** The ends of both axes. */
+  ranges() {
     const points = this.series.flatMap((one) => one.points);
     const [x, y] = [0, 1].map((axis) => ends(points.map((point) => point[axis])));
     const integers = points.every(([at]) => Number.isInteger(at));
     // Centre a single integer point between its neighbours.
     if (integers && points.length && !this.logX && !Number.isInteger(x[0])) [x[0], x[1]] = [points[0][0] - 1, points[0][0] + 1];
     if (!this.logY) y[0] = Math.min(y[0], y[0] > 0 && y[0] < y[1] / 3 ? 0 : y[0]);
+    return { x, y, least: integers ? 1 : 0 };
+  }
+
+  /** Functions from values to pixels. */
+  scales() {
+    const { x, y, least } = this.ranges();
     const { width, height, left, right, top, bottom } = this.frame();
     const along = ([low, high], log) => (value) =>
       log ? Math.log(value / low) / Math.log(high / low || 2) : (value - low) / (high - low || 1);
@@ -162,7 +183,7 @@ export class Chart {
     return {
       x,
       y,
-      least: integers ? 1 : 0,
+      least,
       toX: (value) => left + (width - left - right) * shareX(value),
       toY: (value) => height - bottom - (height - top - bottom) * shareY(value),
     };
@@ -173,11 +194,12 @@ export class Chart {
     const { width, height, left, right, top, bottom } = this.frame();
     const { x, y, least, toX, toY } = this.scales();
     const parts = [];
-    for (const tick of this.logX ? logTicks(...x) : ticks(...x, width / 80, least)) {
+    const [across, up] = this.ticks(x, y, least);
+    for (const tick of across) {
       parts.push(`<path class="grid" stroke="#8884" d="M${toX(tick)} ${top}V${height - bottom}"/>`);
       parts.push(`<text x="${toX(tick)}" y="${height - bottom + 16}" text-anchor="middle">${shown(tick)}</text>`);
     }
-    for (const tick of this.logY ? logTicks(...y) : ticks(...y)) {
+    for (const tick of up) {
       parts.push(`<path class="grid" stroke="#8884" d="M${left} ${toY(tick)}H${width - right}"/>`);
       parts.push(`<text x="${left - 6}" y="${toY(tick) + 4}" text-anchor="end">${shown(tick)}</text>`);
     }

@@ -212,7 +212,7 @@ export class HeatMap {
         }),
       );
     }
-    const inside = `<text x="6" y="18" font-size="14">${escaped(title)}</text><g transform="translate(0 ${shift})">${cells}${labelText(this.matrix, sizes)}</g>`;
+    const inside = `<text x="6" y="18" font-size="14">${escaped(title)}</text><g transform="translate(0 ${shift})"><g shape-rendering="crispEdges">${cells}</g>${labelText(this.matrix, sizes)}</g>`;
     const wide = Math.max(left + width + sizes.right, 12 + 7.5 * title.length);
     return picture(Math.ceil(wide), Math.ceil(top + height + shift + 8), inside);
   }

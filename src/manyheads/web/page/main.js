@@ -38,6 +38,7 @@ async function draw() {
   if (state.run && !run) chooseRun(name, state, controller.signal);
   content.setAttribute("aria-busy", "true");
   try {
+    if (!pageOf(name)) return nowhere();
     const page = await import(`./pages/${name}.js`);
     if (controller.signal.aborted) return;
     if (drawn !== name) content.replaceChildren();
@@ -45,9 +46,12 @@ async function draw() {
     keys = page.keys ?? [];
     await page.draw(content, state, controller.signal);
     if (!controller.signal.aborted) say("");
+    content.classList.remove("stale");
   } catch (error) {
     if (controller.signal.aborted || error.name === "AbortError") return;
     say(error.message);
+    content.classList.add("stale"); // pictures of the last state are dimmed
+    if (error.type === "no-run") await otherRuns(name, state, controller.signal);
     if (error.type === undefined) throw error; // a bug in the page: log it in the console
   } finally {
     if (!controller.signal.aborted) {
@@ -55,6 +59,32 @@ async function draw() {
       restore();
     }
   }
+}
+
+/** The content of an unknown address. */
+function nowhere() {
+  drawn = "";
+  say("");
+  content.replaceChildren(
+    element("h1", {}, "Page not found"),
+    element("p", { class: "lead" }, `There is no page at ${location.pathname}.`),
+    element("p", {}, element("a", { href: "/" }, "All runs")),
+  );
+}
+
+/** The content for an unknown run: the runs that this page can show. */
+async function otherRuns(name, state, signal) {
+  const runs = await usableRuns(signal).catch(() => []);
+  if (signal.aborted) return;
+  const fitted = runs.filter((one) => fits(pageOf(name), one));
+  const link = (one) => element("li", {}, element("a", { href: address(name, { present: state.present ?? "", theme: state.theme ?? "", run: one.name }) }, one.name));
+  content.classList.remove("stale");
+  content.replaceChildren(
+    element("h1", {}, pageOf(name).title),
+    element("p", { class: "lead" }, fitted.length ? "Choose a run:" : "No run of this folder fits this page."),
+    element("ul", {}, ...fitted.map(link)),
+    element("p", {}, element("a", { href: "/" }, "All runs")),
+  );
 }
 
 /** Finds the run in the URL, and draws the menu for it; without one the menu has all pages. */

@@ -20,9 +20,10 @@ function row(title, output, before) {
 function content(output, before) {
   switch (output.kind) {
     case "text":
-      return [sentence(output.text, before?.text), likelihood(output, "log P(target | text)")];
+      if (before === null) return [sentence(output.text), likelihood(output, "log P(target | text)")];
+      return [sentence(output.free, before.text, "writes: "), likelihood(output, "log P(same target | text)"), tokenChanges(output, before)];
     case "continuation":
-      return [sentence(output.text ?? "…", before?.text, "continuation: "), bars(output.top, before?.top), likelihood(output, "log P(text)")];
+      return [sentence(output.text ?? "…", before?.text, "continuation: "), bars(output.top, before?.top), likelihood(output, "log P(text)"), ...(before === null ? [] : [tokenChanges(output, before)])];
     case "words":
       return output.masked
         ? output.words.map((one, at) => element("div", {}, element("p", { class: "note" }, `mask ${at + 1}`), bars(one.top.slice(0, 5), before?.words[at]?.top)))
@@ -44,6 +45,16 @@ function sentence(text, before, lead = "") {
 
 function likelihood(output, name) {
   return element("p", { class: "note told" }, `${name} = ${shown(output.log_probability)}, ${output.pieces.length} tokens`);
+}
+
+/** log P of each token of the same text, with all heads and without some of them. */
+function tokenChanges(output, before) {
+  const cells = output.pieces.map((piece, at) => {
+    const [was, is] = [before.log_probabilities[at], output.log_probabilities[at]];
+    const sign = is - was < -0.005 ? "▼" : is - was > 0.005 ? "▲" : "";
+    return element("li", {}, element("span", { class: "piece" }, visible(piece)), element("span", { class: "id" }, `${shown(was, 2)} → ${shown(is, 2)} ${sign}`));
+  });
+  return element("ol", { class: "chips", "aria-label": "log P of each token, complete model and without these heads" }, ...cells);
 }
 
 /** Probabilities as bars, with the earlier value of each if there is one. */

@@ -149,7 +149,7 @@ export class Overlay {
       const [x, y] = [10 + cell * (at % side), 30 + cell * Math.floor(at / side)];
       inside += `<rect x="${x}" y="${y}" width="${cell}" height="${cell}" fill="${css(byteOf(values[at], 0, most))}" fill-opacity="${opacity}"/>`;
     }
-    return picture(Math.ceil(Math.max(size + 20, 20 + 7.5 * title.length)), size + 40, inside);
+    return picture(Math.ceil(Math.max(size + 20, 20 + 7.5 * title.length)), size + 40, `<g shape-rendering="crispEdges">${inside}</g>`);
   }
 
   table() {

@@ -108,7 +108,6 @@ function build(place) {
     made.output,
     element("div", { class: "split" }, made.grid.root, element("section", { class: "near", "aria-label": "One head" }, made.about, made.near)),
   );
-  made.root.addEventListener("keydown", shortcuts);
   place.replaceChildren(made.root);
   return made;
 }
@@ -210,11 +209,13 @@ function knock(layer, head) {
 
 /** Steps from the state in the URL: a key may be pressed again before the page is redrawn. */
 function shortcuts(event) {
-  if (event.target.closest("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (!screen.now) return;
+  if (event.target.closest("input, textarea, select, dialog") || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (!screen?.root.isConnected || !screen.now) return;
   const { map, layer, head } = chosen(screen.now.trace, read());
   const at = layer * map.heads + head;
   const to = { "[": at - 1, "]": at + 1 }[event.key];
   if (to >= 0 && to < map.layers * map.heads) choose(Math.floor(to / map.heads), to % map.heads);
   if (event.key === "x" && !event.target.closest(".heads")) knock(layer, head);
 }
+
+document.addEventListener("keydown", shortcuts);

@@ -39,8 +39,10 @@ export async function draw(place, state, signal) {
   const text = state.text ?? run.example;
   fill(screen.text, text);
   chooseFirst(screen.controls, runs, run, state.run, "decode");
-  const chance = Object.fromEntries(CHANCE.map(([name, , , , , usual]) => [name, Number(state[name] ?? usual)]));
+  const chance = Object.fromEntries(CHANCE.map(([name, , , , , usual]) => [name, numberOf(state[name], usual)]));
   const base = { run: run.name, text, beam: integer(state.beam), limit: integer(state.limit) };
+  screen.controls.replaceChildren(...controls({ run, runs, state, result: null }));
+  screen.ways.replaceChildren(...(state.prefix ? [removeForced()] : []));
   const result = await answer({ ...base, ...chance, prefix: tokensIn(state.prefix) }, signal);
   const now = { run, runs, state, result, chance, base };
   screen.controls.replaceChildren(...controls(now));
@@ -53,6 +55,13 @@ export async function draw(place, state, signal) {
     (result.prefix.length ? ` The first ${result.prefix.length} are forced.` : "");
   await drawChances(now, screen.tree.node, signal);
 }
+
+/** A number of the state, or its default. */
+function numberOf(text, usual) {
+  return text && Number.isFinite(Number(text)) ? Number(text) : Number(usual);
+}
+
+const removeForced = () => element("button", { type: "button", onclick: () => change(FORGOTTEN) }, "Remove the forced tokens");
 
 async function answer(request, signal) {
   const key = JSON.stringify(request);
@@ -94,12 +103,12 @@ function controls({ run, runs, state, result }) {
   const limit = labelled("Tokens to generate", select(LIMITS, String(integer(state.limit) ?? 20), (value) => change({ ...FORGOTTEN, limit: value })));
   const chance = CHANCE.map(([name, label, min, max, step, usual]) => {
     const act = (value) => change({ [name]: value === usual ? "" : value }, { replace: true });
-    return labelled(label, numberInput(state[name] ?? usual, min, max, act, step));
+    return labelled(label, numberInput(numberOf(state[name], usual), min, max, act, step));
   });
   return [
     runChoice(runs, run.name),
-    labelled("Beam", select(BEAMS, String(result.width), (beam) => change({ ...FORGOTTEN, beam }))),
-    ...(result.continues ? [limit] : []),
+    labelled("Beam", select(BEAMS, String(result?.width ?? state.beam ?? ""), (beam) => change({ ...FORGOTTEN, beam }))),
+    ...((result ? result.continues : state.limit) ? [limit] : []),
     ...chance,
     insteadOf(state.run, run, "decode"),
   ];
@@ -126,12 +135,11 @@ function line({ text, log_probability: log, score }) {
 async function drawChances({ result, chance, base }, node, signal) {
   const ended = result.nodes[node]?.state === "ended";
   const at = ended ? result.nodes[node].parent : node;
-  const before = screen.tree.tokens(at);
+  const before = at < 0 ? result.prefix : screen.tree.tokens(at);
   const go = element("button", { type: "button", onclick: () => change({ prefix: tokensOut(screen.tree.tokens(node)), node: "", step: "" }) }, "Continue from this token");
-  const free = element("button", { type: "button", onclick: () => change(FORGOTTEN) }, "Remove the forced tokens");
-  screen.ways.replaceChildren(...(node >= 0 && !ended ? [go] : []), ...(result.prefix.length ? [free] : []));
+  screen.ways.replaceChildren(...(node >= 0 && !ended ? [go] : []), ...(result.prefix.length ? [removeForced()] : []));
   const next = legible(await post("/api/next", { ...base, ...chance, prefix: before }, signal));
-  const where = at < 0 ? "at the start" : `after “${next.text.trim()}”`;
+  const where = before.length === 0 ? "at the start" : `after “${next.text.trim()}”`;
   const percent = shown(100 * next.mass, 3);
   screen.chances.show({
     name: "next-token",

@@ -44,7 +44,8 @@ export async function draw(place, state, signal) {
   const query = { scheme, length: state.length ?? "64" };
   for (const name of ["trained", "dim", "heads", "base", "causal"]) if (state[name]) query[name] = state[name];
   if (scheme === "run") query.run = run.name;
-  for (const name of ["stack", "layer"]) if (scheme === "run" && state[name]) query[name] = state[name];
+  if (scheme === "run" && state.stack) query.stack = state.stack;
+  if (scheme === "run" && state.layer) query.layer = limited(state.layer, 2 ** 20);
   screen.controls.replaceChildren(...controls(state, scheme, runs, run, null));
   const info = await get("/api/positions", query, signal);
   screen.controls.replaceChildren(...controls(state, scheme, runs, run, info));
@@ -96,6 +97,8 @@ function controls(state, scheme, runs, run, info) {
     made.push(runChoice(runs, run.name), insteadOf(state.run, run, "positions"));
     if (info && info.stacks.length > 1) made.push(labelled("Stack", select(info.stacks.map((one) => [one, one]), state.stack ?? info.stacks[0], set("stack"))));
     if (info && info.layers > 1) made.push(labelled("Layer", counted(info.layers, state.layer, set("layer"))));
+    // Without an answer the layer or the stack may be the reason.
+    if (!info && (state.layer || state.stack)) made.push(element("button", { type: "button", onclick: () => change({ layer: "", stack: "" }) }, "First layer"));
   } else {
     if (scheme !== "sinusoidal-2d") made.push(number("Training length", "trained", state.trained ?? 64, 512));
     made.push(number("Width d", "dim", state.dim ?? 64, 512));

@@ -110,7 +110,7 @@ function measured(watched) {
 }
 
 function show(grid, watched, state, status) {
-  const share = Number(state.smooth ?? 0);
+  const share = Math.max(0, Math.min(0.98, Number(state.smooth) || 0));
   for (const [key, measuredSeries] of measured(watched)) {
     if (!charts.has(key)) {
       charts.set(key, new Chart({ name: key, title: titleOf(key) }));

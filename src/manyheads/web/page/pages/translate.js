@@ -3,7 +3,7 @@
 import { post, tensor } from "../api.js";
 import { element, labelled, select, shown, tabs, visible } from "../dom.js";
 import { saving } from "../exports.js";
-import { cellOf, chooseFirst, fitting, insteadOf, nothingFits } from "../fitting.js";
+import { cellOf, chooseFirst, fitting, insteadOf, limited, nothingFits } from "../fitting.js";
 import { fill, textArea } from "../form.js";
 import { HeatMap } from "../heatmap.js";
 import { lead, runChoice } from "../runs.js";
@@ -31,15 +31,23 @@ export async function draw(place, state, signal) {
   fill(screen.text, text);
   chooseFirst(screen.controls, runs, run, state.run, "translate");
   const prefix = tokensIn(state.prefix);
+  screen.controls.replaceChildren(...controls({ run, runs, state, text, result: null }, []));
   const request = { run: run.name, text, prefix };
-  const result = legible(await post("/api/translate", { ...request, beam: integer(state.beam), which: integer(state.which) ?? 0 }, signal));
+  const result = legible(await post("/api/translate", { ...request, beam: integer(state.beam), which: limited(state.which, BEAMS.length) }, signal));
   const at = state.at === undefined ? -1 : Math.min(integer(state.at) ?? -1, result.tokens.length - 1);
   const now = { run, runs, state, text, result, at, request };
   screen.controls.replaceChildren(...controls(now, []));
   drawTranslation(now);
   screen.list.replaceChildren(...hypotheses(now));
   await Promise.all([drawAlternatives(now, signal), drawAlignment(now, null, signal)]);
-  const gold = await post("/api/gold", { run: run.name, text }, signal);
+  // Not awaited: the look-up takes seconds, and the translation is complete without it.
+  drawGold(now, signal).catch((error) => {
+    if (!signal.aborted) screen.note.textContent = error.message;
+  });
+}
+
+async function drawGold(now, signal) {
+  const gold = await post("/api/gold", { run: now.run.name, text: now.text }, signal);
   if (signal.aborted) return;
   screen.controls.replaceChildren(...controls(now, gold.examples));
   await drawAlignment(now, gold, signal);
@@ -77,8 +85,10 @@ function controls({ run, runs, state, result, text }, examples) {
   const options = [["", examples.includes(text) ? text : "choose one"], ...examples.filter((one) => one !== text).map((one) => [one, one])];
   return [
     runChoice(runs, run.name),
-    labelled("Beam", select(BEAMS, String(result.width), (beam) => change({ beam, which: "", cell: "" }))),
+    labelled("Beam", select(BEAMS, String(result?.width ?? state.beam ?? ""), (beam) => change({ beam, which: "", cell: "" }))),
     ...(examples.length ? [labelled("Example from the phrasebook", select(options, "", (one) => one && change({ ...FORGOTTEN, text: one })))] : []),
+    // If a forced token is unknown, there is no translation to remove it from.
+    ...(result || !state.prefix ? [] : [element("button", { type: "button", onclick: () => change(FORGOTTEN) }, "Remove the forced tokens")]),
     insteadOf(state.run, run, "translate"),
   ];
 }
