@@ -24,6 +24,7 @@ from manyheads.config import (
 from manyheads.errors import UserError
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.positions import NoPosition, Position, Rotary, RotaryPosition
+from manyheads.recipes import read_recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,3 +231,18 @@ def test_describe_gives_name_type_default_and_meaning_also_of_other_kinds() -> N
     names = {row.name: row for row in describe(Boat())}
     assert names["mast"].default == "null"  # `none` is a part of that name
     assert names["flag"].type == "none|sail|null"
+
+
+@pytest.mark.parametrize(
+    ("setting", "meant"),
+    [
+        ("train.lr=1", "train.learning_rate"),
+        ("learning_rate=1", "train.learning_rate"),
+        ("train.early_stopping=3", "train.patience"),
+        ("model.num_layers=3", "model.layers"),
+        ("train.learning_rat=1", "train.learning_rate"),
+    ],
+)
+def test_a_wrong_name_leads_to_the_setting_that_is_meant(setting: str, meant: str) -> None:
+    with pytest.raises(UserError, match=f"did you mean '{meant}'"):
+        read_recipe("phrasebook", [setting])

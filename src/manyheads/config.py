@@ -102,6 +102,22 @@ class Setting(NamedTuple):
 WORDS_FOR_NONE = ("none", "null", "off")
 
 
+# What other libraries call some settings.
+OTHER_NAMES = {
+    **dict.fromkeys(("lr", "max_lr"), "learning_rate"),
+    **dict.fromkeys(("batch_size", "per_device_train_batch_size"), "batch_tokens"),
+    **dict.fromkeys(("gradient_accumulation_steps", "grad_accum"), "accumulate"),
+    **dict.fromkeys(("early_stopping", "early_stopping_patience"), "patience"),
+    **dict.fromkeys(("max_grad_norm", "clip_grad_norm"), "clip"),
+    **dict.fromkeys(("max_steps", "num_steps"), "steps"),
+    **dict.fromkeys(("num_beams", "beam_size"), "beam"),
+    **dict.fromkeys(("d_model", "hidden_size", "n_embd"), "dim"),
+    **dict.fromkeys(("num_layers", "n_layer", "n_layers"), "layers"),
+    **dict.fromkeys(("num_heads", "n_head", "nhead"), "heads"),
+    "d_ff": "ffn_dim",
+}
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The end of an error message: the nearest right name, or all of them."""
     known = sorted(set(known))
@@ -412,15 +428,23 @@ def _convert_fields(hint: Any, table: Mapping[str, Any], where: str, current: An
             continue
         if name not in names:
             is_kind = f" is {hint.kind}" if hasattr(hint, "kind") else ""
+            advice = _advice(OTHER_NAMES.get(name, name), names, prefix, current)
             raise UserError(
-                f"there is no setting '{prefix}{name}': "
-                f"{nearest(prefix + name, [prefix + known for known in names])} "
-                f"({where or 'the run'}{is_kind})"
+                f"there is no setting '{prefix}{name}': {advice} ({where or 'the run'}{is_kind})"
             )
         if name != key and current is not None:  # an override, not a file of an older release
             print(f"'{prefix}{key}' is now '{prefix}{name}'", file=sys.stderr)
         values[name] = _convert(hints[name], item, prefix + name, getattr(current, name, None))
     return values
+
+
+def _advice(name: str, names: list[str], prefix: str, current: Any) -> str:
+    """The setting that was probably meant, here or in one of the parts."""
+    parts = [part for part in names if hasattr(getattr(current, part, None), name)]
+    known = [f"{part}.{name}" for part in parts] if name not in names else [name]
+    if known:
+        return f"did you mean '{prefix}{known[0]}'?"
+    return nearest(prefix + name, [prefix + known for known in names])
 
 
 def _word_as_fields(hint: Any, hints: Mapping[str, Any], word: Any, where: str) -> dict[str, str]:

@@ -50,6 +50,7 @@ EXPORTED = ("config.json", "model.bin", "*.onnx")  # files of a folder for anoth
 # Settings that may change when a run is resumed.
 FREE = {
     *("train.steps", "train.epochs", "train.validate_every", "train.save_every"),
+    "train.patience",
     *(
         "train.probes",
         "train.probe_weights",

@@ -530,3 +530,21 @@ def test_whether_blocks_are_compiled_is_the_whole_run_s_to_say(
     actual.task.batches = lambda step: type(actual.task).batches(actual.task, 0)  # type: ignore[method-assign]
     actual.progress.step = actual.train.steps - 1
     assert actual._should_compile()
+
+
+def test_early_stopping_ends_after_validations_without_a_better_loss(
+    recipe: Path, tmp_path: Path
+) -> None:
+    """The best validation was the first; a run that was stopped early is finished."""
+    settings = ("train.patience=2", "train.learning_rate=30", "train.clip=none")
+    progress = trainer(recipe, tmp_path / "run", *settings).run()
+    losses = [r["loss"] for r in records(tmp_path / "run") if r["split"] == "valid"]
+    steps = [r["step"] for r in records(tmp_path / "run") if r["split"] == "valid"]
+    best = steps[losses.index(min(losses))]
+    assert progress.step == steps[-1] == best + 2 * 6 < 24
+    before = saved(tmp_path / "run")
+    assert trainer(recipe, tmp_path / "run", *settings).run().step == progress.step
+    assert all(
+        torch.equal(before[name], tensor) for name, tensor in saved(tmp_path / "run").items()
+    )
+    assert trainer(recipe, tmp_path / "run", "train.patience=none", *settings[1:]).run().step == 24

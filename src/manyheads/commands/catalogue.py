@@ -36,8 +36,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("amp", "bf16", "fp16", "autocast"), "mixed precision"),
     **dict.fromkeys(("pretrained", "finetune", "fine-tune", "fine-tuning"), "init"),
     "logging": "log",
-    # There is no early stopping; the best weights are kept.
-    **dict.fromkeys(("early stopping", "early_stopping", "patience"), "train.checkpoint"),
+    "early_stopping": "early stopping",
 }
 FACT = re.compile(r"(Data|Time|Score): (.+)")
 EXTRAS = {  # and a package that each installs

@@ -129,7 +129,7 @@ def train(
       init=FOLDER starts from pretrained weights: a run or an imported model.
       Metrics go to metrics.jsonl (and TensorBoard, if installed) in the run folder.
       The weights of the best validation loss are kept (train.checkpoint).
-      There is no early stopping.
+      train.patience=N stops early, after N validations without a better loss.
 
     {recipes}
     """

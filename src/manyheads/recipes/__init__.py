@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,17 +28,20 @@ def recipes() -> list[str]:
 
 def train(
     recipe: str,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[str] | Mapping[str, object] = (),
     out: str | Path | None = None,
     device: str = "auto",
 ) -> "LoadedRun":
-    """Train a recipe, or resume it, and load the result: `train("phrasebook", ["seed=2"])`.
+    """Train a recipe, or resume it, and load the result: `train("phrasebook", {"seed": 2})`.
 
-    `recipe` is a built-in name or a TOML file, `overrides` are settings `a.b=c`, `out` is the run
-    folder (by default runs/RECIPE). A folder that is trained already is only loaded.
+    `recipe` is a built-in name or a TOML file, `overrides` are settings by name or as texts
+    `a.b=c`, `out` is the run folder (by default runs/RECIPE). A folder that is trained already is
+    only loaded.
     """
     from manyheads.loading import load
 
+    if isinstance(overrides, Mapping):
+        overrides = [f"{name}={value}" for name, value in overrides.items()]
     folder, run = Path(out or Path("runs") / Path(recipe).stem), read_recipe(recipe, overrides)
     train_run(run, folder, choose_device(device))
     return load(folder, device)

@@ -214,7 +214,7 @@ class Trainer:
                 if progress.step == 0:
                     self._record_probe()
             window = LogWindow()
-            while progress.step < train.steps:
+            while progress.step < train.steps and not self._is_stalled():
                 window.add_step(self.step(progress.step))
                 progress.step += 1
                 # Signals may reach the processes in different steps; all save the same one.
@@ -233,6 +233,9 @@ class Trainer:
                     self._check_weights()
                 if validates:
                     self._validate(bar)
+                if validates and self._is_stalled():
+                    bar.say(f"stopped early: no better loss since step {progress.best_step}")
+                    saves = True
                 if self.probe is not None and progress.step in self.probe.steps:
                     self._record_probe()
                 if saves or stop:
@@ -248,6 +251,12 @@ class Trainer:
         self.close()
         self.world.all_max(0)  # the others wait until the main process has written
         return progress
+
+    def _is_stalled(self) -> bool:
+        """Early stopping: the last `train.patience` validations had no better loss."""
+        waited = self.progress.step - self.progress.best_step
+        patience = self.train.patience
+        return patience is not None and waited >= patience * self.train.validate_every
 
     def step(self, step: int) -> StepStats:
         """One update of the weights."""

@@ -49,6 +49,9 @@ class Train:
     bpe_dropout: Annotated[Probability, "BPE-dropout: probability of dropping a merge"] = 0.1
     too_long: Annotated[TooLong, "Texts longer than model.max_length"] = "refuse"
     validate_every: Annotated[Count, "Steps between validations"] = 1000
+    patience: Annotated[
+        Count | None, "Early stopping: end after so many validations without a better loss"
+    ] = None
     save_every: Annotated[Count, "Steps between checkpoints"] = 1000
     average_checkpoints: Annotated[Count, "Checkpoints to average at the end; 1 is off"] = 1
     checkpoint: Annotated[
