@@ -469,7 +469,7 @@ def page_files() -> list[Path]:
 
 def test_every_page_is_in_the_menu_and_has_its_module() -> None:
     table = (server.PAGE / "pages.js").read_text()
-    menu = re.findall(r'^  \{ name: "(\w+)", title: "', table, flags=re.M)
+    menu = re.findall(r'^  \{ name: "(\w+)", group: "', table, flags=re.M)
     assert sorted(menu) == sorted(path.stem for path in (server.PAGE / "pages").glob("*.js"))
 
 
