@@ -85,8 +85,11 @@ def test_another_word_is_chosen_and_the_rest_is_written_anew(
     actual = reported(address, "/api/translate", **requested, prefix=[allowed[4]["token"]])
     expected = actual["hypotheses"][0]["text"].strip()
     expect(page.locator("output.sentence")).to_have_text(expected)
+    gold = page.get_by_text("No gold alignment")  # arrives after the translation
+    gold.wait_for()
     seen, link = page.locator("main").inner_text(), page.url
     visit(page, link)
+    gold.wait_for()
     assert page.locator("main").inner_text() == seen
     page.get_by_role("button", name="Remove the forced").click()
     expect(page.locator(".written .given")).to_have_count(0)

@@ -1,7 +1,6 @@
 """In a real browser: states that release 0.1 showed wrongly."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -76,15 +75,14 @@ def test_live_readout_follows_the_newest_step(page: Any, folder: Path) -> None: 
 
 
 def test_translation_does_not_wait_for_the_gold_alignment(page: Any) -> None:  # noqa: F811
-    def late(route: Any) -> None:
-        time.sleep(1.5)
-        route.fulfill(json={"phrasebook": True, "looked": 1, "examples": [], "pair": None})
-
-    page.route("**/api/gold", late)
+    waiting: list[Any] = []
+    page.route("**/api/gold", lambda route: waiting.append(route))  # answered below
     page.goto(f"/translate?run=translator&text={quote(SENTENCE)}")
     page.locator("output.sentence").wait_for()
     page.locator("main:not([aria-busy])").wait_for()
     assert "No gold" not in page.locator("main").inner_text()
+    gold = {"phrasebook": True, "looked": 1, "examples": [], "pair": None}
+    waiting[0].fulfill(json=gold)
     expect(page.get_by_text("No gold alignment")).to_be_visible()
 
 
@@ -194,7 +192,7 @@ def test_tick_labels_are_complete(page: Any, folder: Path) -> None:  # noqa: F81
     metrics = folder / "reader" / "metrics.jsonl"
     lines = [
         {"step": step, "split": "train", "loss": loss, "balance": -0.00012345 * step}
-        for step, loss in ((100_000, 123_456.5), (500_000, 123_457.25), (900_000, 123_458.75))
+        for step, loss in ((200_000, 0.5), (500_000, 0.25), (800_000, 0.125))
     ]
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     try:
