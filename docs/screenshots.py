@@ -26,6 +26,8 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 # Name of the picture, page and state; RUN stands for the first run of the folder.
 VIEWS = {
     "runs": "/",
+    "tour": "/tour?run=RUN&stop=13",
+    "watch": "/watch?run=RUN&sentence=1",
     "train": "/train?run=RUN",
     "flow": "/flow?run=RUN&layer=1&head=1&box=decoder.cross.weights&cell=2,1",
     "flow-mask": "/flow?run=RUN&layer=1&head=0&box=decoder.self.masked&cell=2,1",
