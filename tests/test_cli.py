@@ -209,7 +209,7 @@ def test_settings_are_listed_with_meaning_and_type() -> None:
         ("batch size", "train.batch_tokens"),
         ("lr", "train.learning_rate"),
         ("amp", "train.precision"),
-        ("early stopping", "train.checkpoint"),
+        ("early stopping", "train.patience"),
         ("logging", "train.log_every"),
         ("weight decay", "train.weight_decay"),
         ("gradient accumulation", "train.accumulate"),

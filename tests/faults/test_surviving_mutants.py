@@ -3,20 +3,9 @@
 import pytest
 import torch
 
-from manyheads.models.heads import Pooler
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.train.loop import seed_step
 from manyheads.train.optimizer import Train, build_optimizer
-
-
-@pytest.mark.parametrize("over", ["first", "mean"])
-def test_padding_does_not_change_a_pooled_state(over: str) -> None:
-    torch.manual_seed(1)
-    layer = Pooler(over=over).build(8)  # type: ignore[arg-type]
-    hidden, real = torch.randn(2, 7, 8), torch.arange(7) < torch.tensor([[7], [4]])
-    other = torch.where(real[..., None], hidden, torch.randn(2, 7, 8))
-    torch.testing.assert_close(layer(hidden, real), layer(other, real))
-    torch.testing.assert_close(layer(hidden, real)[1:], layer(hidden[1:, :4], real[1:, :4]))
 
 
 def test_every_setting_of_adam_reaches_the_optimizer() -> None:

@@ -71,7 +71,7 @@ def compose(
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
-    seed: options.SampleSeed = 0,
+    seed: options.SampleSeed = 1,
     beam: SearchBeam = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",

@@ -45,7 +45,7 @@ def figure(
     reach: Annotated[
         float, option("Landscape: distance each way", metavar="X", panel=_OTHERS)
     ] = 1.0,
-    seed: Annotated[int, option("Landscape: seed of the directions", panel=_OTHERS)] = 0,
+    seed: Annotated[int, option("Landscape: seed of the directions", panel=_OTHERS)] = 1,
     device: options.Device = "auto",
     threads: options.Threads = None,
 ) -> None:

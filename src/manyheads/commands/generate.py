@@ -51,7 +51,7 @@ def generate(
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
-    seed: options.SampleSeed = 0,
+    seed: options.SampleSeed = 1,
     beam: SearchBeam = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", hidden=True)] = None,
     prime: Annotated[Path | None, typer.Option(hidden=True)] = None,

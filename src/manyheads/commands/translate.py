@@ -31,7 +31,7 @@ def translate(
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
-    seed: options.SampleSeed = 0,
+    seed: options.SampleSeed = 1,
     engine: options.Engine = "auto",
     dtype: options.Dtype = "float32",
     half: options.Half = False,
@@ -56,7 +56,7 @@ def translate(
     from manyheads.tasks.summaries import truncate_lines
 
     file, settings = split_words(words, "decode.")
-    if not sample and (temperature, top_k, top_p, seed) != (1.0, 0, 1.0, 0):
+    if not sample and (temperature, top_k, top_p, seed) != (1.0, 0, 1.0, 1):
         raise UserError("--temperature, --top-k, --top-p and --seed need --sample: add it")
     if n_best < 1:
         raise UserError(f"--n-best {n_best} must be at least 1")
