@@ -120,7 +120,7 @@ def run_command(folder: Path, command: Command, place: tuple[str, ...], root: Pa
     place = () if command.name in ("tokens", "info") else place
     if command.name in DECODING:
         place = (*place, "--engine", "torch")  # the record is that of PyTorch
-    if command.name == "generate" and "--seed" not in command.arguments:
+    if command.name == "generate" and not {"--seed", "--beam"} & set(command.arguments):
         place = (*place, "--seed", "0")  # the default of 0.1
     words = [word.replace("{run}", str(folder)) for word in command.arguments]
     raw = checked(command.name, folder, *words, *place, stdin=command.stdin)

@@ -35,7 +35,7 @@ class Sample:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    seed: int = 0
+    seed: int = 1
 
     def __post_init__(self) -> None:
         for name, between in RANGES.items():

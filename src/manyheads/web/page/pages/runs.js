@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { element, shown } from "../dom.js";
-import { fits, PAGES } from "../pages.js";
+import { fits, pageOf, PAGES } from "../pages.js";
 import { address } from "../state.js";
 
 const WAYS = PAGES.filter((page) => page.name !== "runs");
@@ -12,9 +12,26 @@ export async function draw(place, state, signal) {
   const count = runs.length === 1 ? "1 run" : `${runs.length} runs`;
   place.replaceChildren(
     element("h1", {}, folder),
-    element("p", { class: "lead" }, `${count}. Choose a page.`),
+    element("p", { class: "lead" }, "Look inside Transformers that you trained: every head, layer and decoding step. All numbers come from forward passes of these models."),
+    startHere(runs, state),
+    element("p", { class: "lead" }, `${count}:`),
     element("div", { class: "cards" }, ...runs.map((run) => card(run, state))),
   );
+}
+
+/** Links to the Tour and to Watch, with the first run that fits. */
+function startHere(runs, state) {
+  const ways = [
+    ["tour", "Take the tour", "the way of a sentence in 17 steps, with formulas and live views"],
+    ["watch", "Watch it learn", "one sentence from the first step of training to the last"],
+  ].flatMap(([name, title, about]) => {
+    const run = runs.find((one) => !one.error && fits(pageOf(name), one));
+    if (!run) return [];
+    const shared = { present: state.present ?? "", theme: state.theme ?? "" };
+    const link = element("a", { href: address(name, { ...shared, run: run.name }) }, title);
+    return [element("li", {}, link, `: ${about}`)];
+  });
+  return ways.length ? element("ul", { class: "start" }, ...ways) : "";
 }
 
 function card(run, state) {
