@@ -42,6 +42,7 @@ FACT = re.compile(r"(Data|Time|Score): (.+)")
 EXTRAS = {  # and a package that each installs
     "figures": "matplotlib",
     "tensorboard": "tensorboard",
+    "ctranslate2": "ctranslate2",
     "exchange": "transformers",
     "summaries": "rouge_score",
     "images": "PIL",
