@@ -120,7 +120,7 @@ def padding_mask(rows: int, length: int) -> Tensor:
 
 def close(actual: Tensor, expected: Tensor) -> None:
     assert actual.dtype == torch.float32
-    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.fixture(scope="module")
