@@ -52,9 +52,9 @@ def write_documents(path: Path) -> None:
 
 
 def command(name: str, texts: Path, out: Path, settings: list[str], device: str) -> list[str]:
-    recipe, *own = MODELS[name]
+    recipe, *overrides = MODELS[name]
     data = [] if recipe == "phrasebook" else [f"data.folder={texts}", "tokens.vocab_size=2000"]
-    train = [sys.executable, "-m", "manyheads", "train", recipe, *data, *own, *settings]
+    train = [sys.executable, "-m", "manyheads", "train", recipe, *data, *overrides, *settings]
     return [*train, "--out", str(out), "--device", device]
 
 
