@@ -83,7 +83,7 @@ def _elsewhere(url: str) -> list[str]:
 
 def visit(page: Any, place: str) -> None:
     page.goto(place)
-    page.locator("main h1").wait_for()
+    page.locator("main h1").first.wait_for()  # a page inside the Tour has its own
     settled(page)
 
 
