@@ -359,6 +359,24 @@ def test_a_users_own_files(tmp_path: Path) -> None:
 # --- evaluate ---
 
 
+def test_evaluate_on_files_against_another_run(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("The dog sleeps.\nThe cat sees the tree.\n")
+    (tmp_path / "r1").write_text("Der Hund schläft.\nDie Katze sieht den Baum.\n")
+    (tmp_path / "r2").write_text("犬が寝ている\n猫が木を見る\n")
+    before = (run / "scores.json").exists()
+    files = ("--source", tmp_path / "in", "--reference", tmp_path / "r2")
+    more = ("--reference", tmp_path / "r1", "--against", run, "--metric", "bleu", "--json")
+    code, printed, said = call("evaluate", run, *files, *more, "--confidence", "--device", "cpu")
+    scores = json.loads(printed)
+    assert (code, scores["examples"], "chrf" in scores) == (0, 2, False)
+    assert {"bleu", "bleu_mean", "bleu_ci"} <= scores.keys()
+    assert scores["paired"]["bleu"]["against"] == scores["bleu"]
+    assert "13a" in said  # the first reference is Japanese, and the run's language is German
+    assert (run / "scores.json").exists() == before
+    assert call("evaluate", run, *files[:2])[0] == 2
+    assert call("evaluate", run, "--metric", "blue")[0] == 2
+
+
 def test_evaluate_gives_every_score_with_its_signature(run: Path) -> None:
     code, printed, said = call("evaluate", run, "--json", "--device", "cpu")
     assert code == 0

@@ -337,3 +337,41 @@ def test_an_encoder_reads_on_in_the_frame_that_it_was_pretrained_with(
         ids = row[local].tolist()
         assert ids[-1] == tokenizer.end
         assert tokenizer.classify not in ids
+
+
+LORA = ("finetune.lora.rank=2", "finetune.lora.targets=encoder.*")
+
+
+def test_lora_trains_a_low_rank_update_and_saves_it_merged(
+    starts: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    """Frozen weights keep their bits, updates have the rank, and a resumed run is the same."""
+    start = starts["masked pairs"]
+    classifier(start, texts, tmp_path / "run", *LORA, *SHORT).run()
+    before, after = (read_tensors(f / "model.safetensors")[0] for f in (start, tmp_path / "run"))
+    changed = set()
+    for name, tensor in of_stack(after).items():
+        if not torch.equal(tensor, before[name]):
+            changed.add(name)
+            assert torch.linalg.matrix_rank((tensor - before[name]).double(), rtol=1e-4) <= 2
+    linears = {n for n in of_stack(after) if n.startswith("encoder.") and after[n].ndim == 2}
+    assert changed
+    assert changed <= linears
+    load_run(tmp_path / "run").classify(["a text"])
+    half = classifier(start, texts, tmp_path / "half", *LORA, *SHORT, "train.steps=2")
+    half.run()
+    classifier(start, texts, tmp_path / "half", *LORA, *SHORT).run()
+    assert_equal(read_tensors(tmp_path / "half" / "model.safetensors")[0], after)
+
+
+def test_freezing_by_pattern(starts: dict[str, Path], texts: Path, tmp_path: Path) -> None:
+    start = starts["masked pairs"]
+    classifier(start, texts, tmp_path / "run", "finetune.freeze=encoder.*,tokens.*", *SHORT).run()
+    before, after = (read_tensors(f / "model.safetensors")[0] for f in (start, tmp_path / "run"))
+    for name, tensor in of_stack(after).items():
+        frozen = name.startswith(("encoder.", "tokens."))
+        assert torch.equal(tensor, before[name]) or not frozen
+    with pytest.raises(UserError, match=r"finetune\.freeze"):
+        classifier(start, texts, tmp_path / "other", "finetune.freeze=nothing.*")
+    with pytest.raises(UserError, match="init"):
+        read_recipe("classify", ["finetune.freeze=encoder.*"])

@@ -1,5 +1,6 @@
 """Every preset against its paper: its size, its shape, and that it runs."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from manyheads.models.vit import Vit
 from manyheads.nn.layers import Norm
 from manyheads.nn.positions import RotaryPosition
 from manyheads.presets import build, preset, presets
+from manyheads.recipes import read_recipe
+from manyheads.train.optimizer import learning_rate
 
 # Millions of parameters as the papers print them.
 PUBLISHED = {
@@ -21,6 +24,10 @@ PUBLISHED = {
     "transformer-big": 213,
     "bert-base": 110,
     "bert-large": 340,
+    "roberta-base": 125,
+    "electra-base": 110,
+    "gpt1": 117,  # `gpt` is a kind of model
+    "gpt2": 124,  # printed as 117; the released weights have 124
     "gpt3-small": 125,
     "gpt3-medium": 350,
     "gpt3-large": 760,
@@ -29,6 +36,9 @@ PUBLISHED = {
     "gpt3-6.7b": 6_700,
     "gpt3-13b": 13_000,
     "gpt3-175b": 175_000,
+    "palm-8b": 8_630,
+    "t5-base": 220,
+    "bart-base": 140,  # fairseq's README; the paper prints none
     "music-transformer": 12.8,  # not in the paper: computed from its table of sizes
     "vit-tiny": 5.7,  # printed as 5
     "vit-small": 22,
@@ -52,6 +62,7 @@ SHAPES = {
     "transformer-big": (6, 1024, 16, 64, 4096),
     "bert-base": (12, 768, 12, 64, 3072),
     "bert-large": (24, 1024, 16, 64, 4096),
+    **dict.fromkeys(("roberta-base", "electra-base", "gpt1", "gpt2"), (12, 768, 12, 64, 3072)),
     "gpt3-small": (12, 768, 12, 64, 4 * 768),
     "gpt3-medium": (24, 1024, 16, 64, 4 * 1024),
     "gpt3-large": (24, 1536, 16, 96, 4 * 1536),
@@ -60,6 +71,9 @@ SHAPES = {
     "gpt3-6.7b": (32, 4096, 32, 128, 4 * 4096),
     "gpt3-13b": (40, 5140, 40, 128, 4 * 5140),
     "gpt3-175b": (96, 12288, 96, 128, 4 * 12288),
+    "palm-8b": (32, 4096, 16, 256, 16384),
+    "t5-base": (12, 768, 12, 64, 3072),
+    "bart-base": (6, 768, 12, 64, 3072),
     "music-transformer": (6, 384, 8, 64, 1024),
     "vit-tiny": (12, 192, 3, 64, 768),
     "vit-small": (12, 384, 6, 64, 1536),
@@ -112,7 +126,9 @@ def test_shape_matches_the_paper(name: str) -> None:
     for stack in stacks(weightless(name)):
         assert len(stack.blocks) == layers
         for block in stack.blocks:
-            assert block.attention.project.weight.shape == (3 * heads * head_dim, dim)
+            kv_heads = 1 if name == "palm-8b" else heads
+            rows = (heads + 2 * kv_heads) * head_dim
+            assert block.attention.project.weight.shape == (rows, dim)
             assert block.attention.output.weight.shape == (dim, heads * head_dim)
             assert block.attention.config.heads == heads
             assert block.feedforward.inner.weight.shape == (hidden, dim)
@@ -140,7 +156,7 @@ def test_tiny_version_runs_and_learns(name: str) -> None:
     model = build(name, **tiny)
     tokens = torch.randint(50, (3, 12))
     out = logits(model, tokens)
-    assert out.shape == (3, 12, 50)
+    assert out.shape == ((3, 12) if name == "electra-base" else (3, 12, 50))
     out.logsumexp(-1).mean().backward()
     used = [p for key, p in model.named_parameters() if not key.startswith(("pooler", "next_"))]
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in used)
@@ -202,7 +218,7 @@ def test_preset_gives_a_fresh_value_that_rebuilds() -> None:
     ("name", "overrides", "advice"),
     [
         ("gpt3-smal", {}, "did you mean 'gpt3-small'"),
-        ("zzz", {}, "known: bert-base"),
+        ("zzz", {}, "known: bart-base"),
         ("GPT3-small", {}, "there is no preset"),
         ("bert-base", {"layer": 2}, "did you mean 'layers'"),
         ("bert-base", {"postion": "rotary"}, "did you mean 'position'"),
@@ -217,3 +233,46 @@ def test_a_mistake_says_what_to_do(name: str, overrides: dict[str, Any], advice:
     with pytest.raises(UserError, match=advice) as raised:
         build(name, **overrides)
     assert "\n" not in str(raised.value)
+
+
+def test_the_recipe_transformer_base_is_the_published_model_and_schedule() -> None:
+    run = read_recipe("transformer-base")
+    assert replace(run.model, ffn_dim=None) == replace(preset("transformer-base"), vocab_size=None)
+    assert run.model.ffn_dim == 4 * run.model.dim
+    train = run.train
+    assert (train.beta1, train.beta2, train.eps) == (0.9, 0.98, 1e-9)
+    assert (train.schedule, train.warmup_steps, train.label_smoothing) == ("transformer", 4000, 0.1)
+    rates = [learning_rate(train, run.model.dim, step) for step in (1, 4000, 16_000)]
+    assert rates == pytest.approx([512**-0.5 * x for x in (4000**-1.5, 4000**-0.5, 16_000**-0.5)])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "settings"),
+    [
+        ("translation", "transformer-big", []),
+        ("bert-mini", "bert-base", []),
+        ("bert-mini", "roberta-base", ["objective.pairs=none"]),
+        ("electra-mini", "electra-base", []),
+        ("classify", "bert-base", []),
+        ("language", "palm-8b", []),
+        ("midi", "music-transformer", []),
+        ("t5-mini", "t5-base", []),
+        ("t5-mini", "bart-base", ["objective=denoising"]),
+        ("images", "vit-small", []),
+    ],
+)
+def test_a_recipe_trains_a_preset_with_settings_on_top(
+    recipe: str, name: str, settings: list[str]
+) -> None:
+    run = read_recipe(recipe, ["model.layers=1", f"model={name}", "model.dropout=0.2", *settings])
+    published: Any = preset(name)
+    for field in ("dim", "heads", "norm", "position", "feedforward", "embed"):
+        assert getattr(run.model, field) == getattr(published, field)
+    assert (run.model.layers, run.model.dropout, run.model.vocab_size) == (1, 0.2, None)
+    plain = read_recipe(recipe, settings)
+    assert (run.train, run.data, run.objective) == (plain.train, plain.data, plain.objective)
+
+
+def test_a_preset_for_another_task_is_refused() -> None:
+    with pytest.raises(UserError, match=r"model=bert-base is a bert model.*transformer-base"):
+        read_recipe("translation", ["model=bert-base"])

@@ -2,7 +2,10 @@
 
 `auto` takes CTranslate2 on a CPU if it is installed and gives the output of the run's own settings.
 The model is converted once, into RUN/engines/ctranslate2-DTYPE-CHECKSUM. The checksum is that of
-weights, tokenizer and special tokens, so a run that has changed is converted again.
+weights, tokenizer, special tokens and shortlist, so a run that has changed is converted again.
+
+A run with a lexical shortlist (`manyheads.distill`) is restricted to it where CTranslate2 was
+chosen, by name or by int8: `auto` promises the output of PyTorch, which has none.
 """
 
 import json
@@ -33,15 +36,16 @@ from manyheads.exchange.ctranslate2 import (
     Ctranslate2Translator,
     write_ctranslate2,
 )
-from manyheads.fileio import check_sum, check_sum_of
+from manyheads.fileio import check_sound, check_sum, check_sum_of
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.run import SETTINGS
+from manyheads.run import SETTINGS, SHORTLIST
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.checkpoint import checksum
 
 ENGINES, DTYPES = ("auto", "torch", "ctranslate2"), ("float32", "bfloat16", "int8")
 FOLDER, SUMS, CONVERTING = "engines", "checksums.json", ".converting"
+VOCABULARY_MAP = "vmap.txt"  # the name that CTranslate2 looks for
 ABANDONED = 3600  # seconds after which a conversion that was not finished is removed
 
 # Conversions of runs in read-only folders; removed when the process ends.
@@ -94,7 +98,8 @@ class Engine:
         if model is None:
             return translator
         twin: Any = None if self.dtype == "int8" else translator.model
-        return Ctranslate2Translator(model, translator.tokenizer, translator.decode, twin)
+        settings = translator.tokenizer, translator.decode, twin
+        return Ctranslate2Translator(model, *settings, use_vmap=self.is_ctranslate2)
 
     def generator(self, folder: Path, generator: Generator) -> BaseGenerator:
         model = self._converted(folder, generator, "Generator")
@@ -165,7 +170,7 @@ def _open(folder: Path, decoder: Translator | Generator, kind: str, dtype: str) 
     model, decode = decoder.model, decoder.decode
     weights = tuple((weight.data_ptr(), weight._version) for weight in model.parameters())
     special = decode.start, decode.end, decode.source_start
-    key = folder, dtype, special, torch.get_num_threads(), weights
+    key = folder, dtype, special, torch.get_num_threads(), weights, read_shortlist(folder)
     if model in _OPENED and _OPENED[model][0] == key:
         return _OPENED[model][1]
     path = convert(folder, model, decoder.tokenizer, decode, dtype)
@@ -186,7 +191,8 @@ def convert(
     A folder gets its name when it is complete. If the run folder cannot be written, the conversion
     is in a temporary folder of this process.
     """
-    key = _checksum(model, tokenizer, decode)
+    shortlist = read_shortlist(folder)
+    key = _checksum(model, tokenizer, decode, shortlist)
     name = f"ctranslate2-{dtype}-{key}"
     path = folder / FOLDER / name
     if is_intact(path):
@@ -200,10 +206,10 @@ def convert(
     except OSError:
         if name not in _TEMPORARY or not is_intact(Path(_TEMPORARY[name].name)):
             _TEMPORARY[name] = tempfile.TemporaryDirectory(prefix=name)
-            _write(Path(_TEMPORARY[name].name), model, tokenizer, decode, dtype)
+            _write(Path(_TEMPORARY[name].name), model, tokenizer, decode, dtype, shortlist)
         return Path(_TEMPORARY[name].name)
     try:
-        _write(partial, model, tokenizer, decode, dtype)
+        _write(partial, model, tokenizer, decode, dtype, shortlist)
         shutil.rmtree(path, ignore_errors=True)  # damaged
         os.rename(partial, path)
     except OSError as error:
@@ -215,9 +221,22 @@ def convert(
     return path
 
 
-def _write(folder: Path, model: Any, tokenizer: Tokenizer, decode: Decode, dtype: str) -> None:
+def read_shortlist(folder: Path) -> str:
+    """The shortlist of a run as CTranslate2 reads it, without its checksum; "" if it has none."""
+    path = folder / SHORTLIST
+    if not path.is_file():
+        return ""
+    check_sound(path, SHORTLIST)
+    return path.read_text("utf-8").partition("\n")[2]
+
+
+def _write(
+    folder: Path, model: Any, tokenizer: Tokenizer, decode: Decode, dtype: str, shortlist: str
+) -> None:
     """A conversion with the checksums of its files, on disk when this returns."""
     write_ctranslate2(model, tokenizer, folder, dtype, decode)
+    if shortlist:
+        (folder / VOCABULARY_MAP).write_text(shortlist, encoding="utf-8", newline="\n")
     sums = {file.name: check_sum_of(file) for file in folder.iterdir()}
     (folder / SUMS).write_text(json.dumps(sums), encoding="utf-8")
     for file in folder.iterdir():
@@ -244,9 +263,10 @@ def _remove_others(path: Path, key: str) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
-def _checksum(model: nn.Module, tokenizer: Tokenizer, decode: Decode) -> str:
+def _checksum(model: nn.Module, tokenizer: Tokenizer, decode: Decode, shortlist: str) -> str:
     """Of all that a conversion depends on: weights, then settings, tokenizer and version."""
     special = decode.start, decode.end, decode.source_start
-    settings = __version__, dump(model.config), tokenizer.to_json(), special
+    settings = [__version__, dump(model.config), tokenizer.to_json(), special]
+    settings += [shortlist] if shortlist else []
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     return checksum(weights) + check_sum(json.dumps(settings, sort_keys=True).encode())

@@ -31,6 +31,7 @@ from manyheads.errors import DataError, UserError
 from manyheads.exchange.folder import frame_for_model
 from manyheads.fileio import PARTIAL, check_sound, drop_partials, with_sums, write_text
 from manyheads.nn.attention import Dense
+from manyheads.nn.lora import Finetune, restrict
 from manyheads.nn.positions import Sinusoidal
 from manyheads.presets import ModelConfig
 from manyheads.tasks.spec import RunSettings, TaskSpec, kinds
@@ -45,6 +46,7 @@ from manyheads.train.step import ONE_PROCESS, World
 SETTINGS = "run.toml"
 TOKENIZER = "tokenizer.json"
 SCORES = "scores.json"
+SHORTLIST = "shortlist.txt"  # for CTranslate2; see `manyheads.distill`
 MAX_LAYERS = 10_000  # they are built one by one
 EXPORTED = ("config.json", "model.bin", "*.onnx")  # files of a folder for another program
 # Settings that may change when a run is resumed.
@@ -79,6 +81,7 @@ class Run(RunSettings):
     )
     model: Annotated[ModelConfig, "Architecture"]
     train: Annotated[Train, "Optimization"] = field(default_factory=Train)
+    finetune: Annotated[Finetune | None, "What is trained of a model from init=FOLDER"] = None
     decode: Annotated[Decode, "Search and sampling"] = field(default_factory=Decode)
     seed: Annotated[int, Between(0, 2**63 - 1), "Seed of weights, batches and dropout"] = 1
 
@@ -115,6 +118,8 @@ class Run(RunSettings):
         if not row.reads_text and self.tokens is not None:
             raise UserError(f"task={self.task} reads no text: leave out tokens")
         row.check(self)
+        if self.finetune is not None and not self.init:
+            raise UserError("finetune.* needs a trained model: add init=FOLDER")
         for name, part in {"": self.model, **vars(self.model)}.items():
             layers = getattr(part, "layers", None)
             if isinstance(layers, int) and layers > MAX_LAYERS:
@@ -300,7 +305,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"{folder} is being trained by another process: wait for it") from None
+            raise UserError(f"{folder} is in use by another process: wait for it") from None
         yield
     finally:
         os.close(lock)
@@ -372,7 +377,7 @@ def delete_run(folder: Path) -> None:
     with locked(folder):  # refuses a folder that another process trains into
         pass
     shutil.rmtree(folder / checkpoint.STATE, ignore_errors=True)
-    for name in (SETTINGS, TOKENIZER, checkpoint.WEIGHTS, SCORES, "metrics.jsonl"):
+    for name in (SETTINGS, TOKENIZER, checkpoint.WEIGHTS, SCORES, SHORTLIST, "metrics.jsonl"):
         (folder / name).unlink(missing_ok=True)
     for name in ("tensorboard", "probes"):
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -398,9 +403,11 @@ def make_trainer(
         from manyheads.finetune import load_pretrained, load_start
 
         load_pretrained(model, load_start(run.init))
+    saved = model if run.finetune is None else restrict(model, run.finetune)
     trained = run.spec.wrap(model, run)
     trained.to(device)
-    single = not world.is_distributed  # a sharded model would have to be gathered
+    # A sharded model would have to be gathered, one with LoRA merged.
+    can_probe = not world.is_distributed and saved is model
     return Trainer(
         trained,
         task,
@@ -409,9 +416,9 @@ def make_trainer(
         seed=run.seed,
         folder=folder,
         metadata={"model": model_digest(run.model)},
-        saved_model=model,
+        saved_model=saved,
         world=world,
-        probe=run.spec.probe(task, model, folder) if run.train.probes and single else None,
+        probe=run.spec.probe(task, model, folder) if run.train.probes and can_probe else None,
     )
 
 
@@ -428,7 +435,7 @@ def prepare(run: Run, folder: Path, part: Any) -> tuple[Run, Tokenizer | None]:
             f"{tokenizer.vocab_size}: begin with a model that was trained for it"
         )
     run = dataclasses.replace(run, model=run.spec.fit_model(run, part))
-    _write_settings(run, folder)
+    write_settings(run, folder)
     return run, tokenizer
 
 
@@ -466,7 +473,7 @@ def _fit_tokenizer(tokenizer: Tokenizer, run: Run) -> Tokenizer:
     return run.spec.fit_tokenizer(tokenizer, run)
 
 
-def _write_settings(run: Run, folder: Path) -> None:
+def write_settings(run: Run, folder: Path) -> None:
     """Write run.toml; refuse a folder that holds another run."""
     path = folder / SETTINGS
     if path.exists():

@@ -5,14 +5,30 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import sacrebleu
 
 from manyheads.errors import UserError
-from manyheads.evaluate.labels import accuracy, f1, label_scores, matthews, pearson, spearman
-from manyheads.evaluate.scores import language_scores, loss_scores, perplexity, translation_scores
+from manyheads.evaluate.labels import (
+    accuracy,
+    class_report,
+    f1,
+    label_scores,
+    matthews,
+    pearson,
+    spearman,
+)
+from manyheads.evaluate.scores import (
+    lacks_spaces,
+    language_scores,
+    loss_scores,
+    paired_scores,
+    perplexity,
+    translation_scores,
+)
 
 REFERENCES = [
     "Der alte Hund schläft im Garten.",
@@ -43,6 +59,67 @@ def test_translation_scores_are_those_of_the_sacrebleu_command(tmp_path: Path) -
         assert signature["version"] == sacrebleu.__version__
     assert 0 < scores["bleu"] < 100
     assert scores["exact_match"] == 1 / 4
+
+
+METRICS = ("bleu", "chrf", "chrf++", "ter")
+
+
+def sacrebleu_command(folder: Path, *words: str) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "sacrebleu", *words, "-w", "8", "--format", "json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    scores = json.loads(done.stdout)
+    return scores if isinstance(scores, list) else [scores]  # one metric is no list
+
+
+def write_lines(path: Path, lines: list[str]) -> None:
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_confidence_and_paired_test_are_those_of_the_sacrebleu_command(tmp_path: Path) -> None:
+    """TER, chrF++, two references, bootstrap intervals, and p against a baseline."""
+    hypotheses = [*HYPOTHESES[:3], "Nein."] * 5
+    more = [text.replace("Garten", "Hof").replace("Ja", "Nein") for text in REFERENCES] * 5
+    lists = [list(pair) for pair in zip(REFERENCES * 5, more, strict=True)]
+    baseline = [text.replace("Kinder", "Kind").replace("Vogel", "Hund") for text in hypotheses]
+    for name, lines in (("r1", REFERENCES * 5), ("r2", more), ("h", hypotheses), ("b", baseline)):
+        write_lines(tmp_path / name, lines)
+    scores = translation_scores(hypotheses, lists, "13a", METRICS, confidence=True)
+    words = ("-m", "bleu", "chrf", "ter")
+    theirs = sacrebleu_command(tmp_path, "r1", "r2", "-i", "h", *words, "--confidence")
+    theirs += sacrebleu_command(
+        *(tmp_path, "r1", "r2", "-i", "h", "-m", "chrf"), "--chrf-word-order", "2", "--confidence"
+    )
+    for name, their in zip(("bleu", "chrf", "ter", "chrf++"), theirs, strict=True):
+        assert scores[name] == pytest.approx(float(their["score"]), abs=1e-6)
+        assert scores[f"{name}_mean"] == pytest.approx(float(their["confidence_mean"]), abs=1e-6)
+        assert scores[f"{name}_ci"] == pytest.approx(float(their["confidence_var"]), abs=1e-6)
+    pairs = paired_scores(baseline, hypotheses, lists, "13a", ("bleu", "chrf", "ter"))
+    command = [sys.executable, "-m", "sacrebleu", "r1", "r2", "-i", "b", "h", *words]
+    command += ["--paired-bs", "-w", "8", "--format", "latex"]  # its JSON cannot write p
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    first, second = (line.split("&")[1:] for line in done.stdout.splitlines()[4:6])
+    for pair, before, after in zip(pairs.values(), first, second, strict=True):
+        assert pair["against"] == pytest.approx(float(before.split()[0]), abs=1e-6)
+        assert pair["p"] == pytest.approx(float(after.split("p = ")[1][:6]), abs=1e-4)
+
+
+def test_text_without_spaces_is_recognised() -> None:
+    assert lacks_spaces(["犬は庭で寝ている。", "OK"])
+    assert lacks_spaces(["สุนัขนอนหลับ"])
+    assert not lacks_spaces([*REFERENCES, "그 개는 정원에서 잔다."])
+    assert not lacks_spaces([""])
+
+
+def test_class_report_counts_each_label() -> None:
+    report = class_report(["a", "a", "b", "b"], ["a", "b", "b", "c"], ["a", "b", "c"])
+    assert report["a"] == {
+        "precision": 0.5,
+        "recall": 1.0,
+        "f1": pytest.approx(2 / 3),
+        "examples": 1,
+    }
+    assert report["b"] == {"precision": 0.5, "recall": 0.5, "f1": 0.5, "examples": 2}
+    assert report["c"] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "examples": 1}
 
 
 def test_translation_scores_range_from_nothing_to_perfect() -> None:

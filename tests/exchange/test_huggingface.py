@@ -114,7 +114,7 @@ def test_parameter_counts_are_theirs(family: str) -> None:
 
 @every
 def test_there_and_back_is_the_same_bit_for_bit(family: str) -> None:
-    for seed in SEEDS:
+    for seed in range(len(CLASSES[family]) + 2):
         theirs = draw(family, seed)
         back = to_huggingface(from_huggingface(theirs))
         assert type(back) is type(theirs)

@@ -134,7 +134,10 @@ def run_command(folder: Path, command: Command, place: tuple[str, ...], root: Pa
         }
     text = raw.decode().replace(str(root), "{root}")
     if command.output == "json":
-        return untimed(json.loads(text))
+        value = untimed(json.loads(text))
+        if isinstance(value, dict):
+            value.pop("classes", None)  # the report by class, which 0.1 did not have
+        return value
     if command.output == "json-lines":
         return [untimed(json.loads(line)) for line in text.splitlines()]
     return text.splitlines()
@@ -161,6 +164,8 @@ def read_metrics(folder: Path, after: int = 0) -> dict[str, Any]:
     text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
     rows = [row for row in map(json.loads, text.splitlines()) if row["step"] > after]
     train = [row for row in rows if row["split"] == "train"]
+    for row in train:
+        row.pop("grad_norm", None)  # 0.1 did not log it
     valid = [row for row in rows if row["split"] == "valid"]
     return {
         "steps": [row["step"] for row in train],

@@ -1,5 +1,6 @@
 """A kernel is used if it supports the call and passed its self-test on the device."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +32,8 @@ def test_a_kernel_that_does_not_compile_is_left_out_unless_memory_is_the_reason(
         passes(lambda: fails(torch.OutOfMemoryError()), "some")
 
 
-def test_each_device_is_tested_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_device_is_tested_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A passed test holds for later processes too, a failed one is repeated there."""
     tested: list[int | None] = []
 
     def selftest(kernel: str, device: torch.device) -> list[tuple[Tensor, Tensor]]:
@@ -40,9 +42,36 @@ def test_each_device_is_tested_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(dispatch, "_VERIFIED", {})
     monkeypatch.setattr(dispatch, "run_selftest", selftest)
+    monkeypatch.setattr(dispatch, "passed_tests", lambda index: tmp_path / str(index))
     with pytest.warns(UserWarning, match="some"):
         assert [verified("some", index) for index in (0, 1, 0, 1)] == [False, True, False, True]
     assert tested == [0, 1]
+    dispatch._VERIFIED.clear()  # as in a new process
+    with pytest.warns(UserWarning, match="some"):
+        assert [verified("some", index) for index in (0, 1)] == [False, True]
+    assert verified("other", 1)
+    assert tested == [0, 1, 0, 1]
+
+
+def test_passed_tests_do_not_hold_for_another_device_compiler_or_source(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    folder = dispatch.passed_tests.__wrapped__
+    first = folder(0)
+    assert folder(0) == first
+    assert first.is_relative_to(tmp_path)
+    monkeypatch.setattr("triton.__version__", "0")
+    second = folder(0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 0))
+    third = folder(0)
+    source = tmp_path / "source"
+    source.mkdir()
+    monkeypatch.setattr(dispatch, "__file__", str(source / "dispatch.py"))
+    assert len({first, second, third, folder(0)}) == 4
 
 
 def test_the_first_implementation_that_supports_and_passes_runs(

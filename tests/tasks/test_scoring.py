@@ -57,7 +57,11 @@ def evaluate(folder: Path, split: str = "valid", stride: int | None = None) -> d
 @pytest.mark.parametrize("name", KEYS)
 def test_scores_are_those_of_the_last_validation(name: str, runs: dict[str, Path]) -> None:
     scores, last = evaluate(runs[name]), records(runs[name])[-1]
-    assert scores.keys() - {"confusion"} == KEYS[name] | {"signature", "split", "examples"}
+    assert scores.keys() - {"confusion"} == KEYS[name] | {
+        "signature",
+        "split",
+        "examples",
+    }
     assert scores["split"] == "valid"
     assert set() != scores["signature"].keys() <= KEYS[name]
     assert (last["step"], last["split"]) == (4, "valid")

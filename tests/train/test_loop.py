@@ -153,6 +153,14 @@ def test_padding_to_a_shape_changes_no_loss_and_no_gradient(recipe: Path, tmp_pa
         torch.testing.assert_close(item, other, rtol=0, atol=1e-12)
 
 
+def test_the_gradient_norm_is_logged_before_clipping(recipe: Path, tmp_path: Path) -> None:
+    norms = {}
+    for clip in ("none", "1e-3"):
+        trainer(recipe, tmp_path / clip, f"train.clip={clip}", "train.log_every=1").run()
+        norms[clip] = [r["grad_norm"] for r in records(tmp_path / clip) if r["split"] == "train"]
+    assert norms["none"][0] == norms["1e-3"][0] > 1e-2
+
+
 def test_bfloat16_runs_on_a_cpu(recipe: Path, tmp_path: Path) -> None:
     losses = {}
     for precision in ("float32", "bfloat16"):

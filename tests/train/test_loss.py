@@ -13,7 +13,8 @@ from manyheads.data.batching import IGNORE_INDEX
 from manyheads.errors import UserError
 from manyheads.kernels import linear_cross_entropy
 from manyheads.tasks.translation import translation_losses
-from manyheads.train.rdrop import rdrop_kl
+from manyheads.train.consistency import consistency, cut_off
+from manyheads.train.optimizer import Train
 from manyheads.train.step import cross_entropy
 
 ROWS, DIM, CLASSES = 13, 6, 11
@@ -150,7 +151,7 @@ def test_masked_and_ignored_labels_count_for_nothing(
         torch.testing.assert_close(ours, theirs, **EXACT)
 
 
-# --- R-Drop ---
+# --- R-Drop and SimCut ---
 
 
 @pytest.fixture(scope="module")
@@ -159,19 +160,28 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @BIAS
+@pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("chunk", [4, 1024])
-def test_rdrop_is_the_kl_divergence_in_both_directions(
-    biased: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+def test_consistency_is_the_kl_divergence_in_one_or_both_directions(
+    biased: bool, chunk: int, symmetric: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_chunk(monkeypatch, chunk)
     _, matrix, bias = parts(biased)
     hidden = torch.randn(6, 5, DIM, dtype=torch.float64, requires_grad=True)
     mask = torch.rand(3, 5) < 0.7
-    loss = rdrop_kl(hidden, matrix, mask, bias=bias, count=int(mask.sum()), weight=2.5)
+    loss = consistency(
+        hidden,
+        matrix,
+        mask,
+        bias=bias,
+        count=int(mask.sum()),
+        weight=2.5,
+        symmetric=symmetric,
+    )
     log_probs = F.linear(hidden, matrix, bias).log_softmax(-1)
     p, q = log_probs[:3][mask], log_probs[3:][mask]
-    both = [F.kl_div(a, b, reduction="sum", log_target=True) for a, b in ((p, q), (q, p))]
-    expected = (both[0] + both[1]) / 2
+    both = [F.kl_div(a, b, reduction="sum", log_target=True) for a, b in ((q, p), (p, q))]
+    expected = (both[0] + both[1]) / 2 if symmetric else both[0]
     assert expected.item() > 0.1
     assert (loss.count, loss.weight) == (int(mask.sum()), 2.5)
     torch.testing.assert_close(loss.objective, expected, **EXACT)
@@ -183,13 +193,39 @@ def test_without_dropout_both_passes_agree(recipe: Path, tmp_path: Path) -> None
     actual = trainer(recipe, tmp_path / "run", "train.rdrop_alpha=5")
     model: Any = actual.model.double()
     (batch,) = actual.task.batches(0)
-    assert float(translation_losses(model.train(), batch, 0.1, 5.0)["agreement"].nll) > 1e-3
-    same = translation_losses(model.eval(), batch, 0.1, 5.0)
-    [plain] = translation_losses(model, batch, 0.1, 0.0).values()
+    train = Train(rdrop_alpha=5.0)
+    assert float(translation_losses(model.train(), batch, train)["agreement"].nll) > 1e-3
+    same = translation_losses(model.eval(), batch, train)
+    [plain] = translation_losses(model, batch, Train()).values()
     assert abs(float(same["agreement"].nll)) < 1e-9
     for name in ("objective", "nll", "count"):
         torch.testing.assert_close(getattr(same["tokens"], name), getattr(plain, name))
     assert {name: loss.count for name, loss in same.items()} == actual.task.counts(batch)
+
+
+def test_simcut_cuts_only_the_second_pass(recipe: Path, tmp_path: Path) -> None:
+    actual = trainer(recipe, tmp_path / "run", "train.simcut_alpha=3")
+    model: Any = actual.model.double().eval()
+    (batch,) = actual.task.batches(0)
+    [plain] = translation_losses(model, batch, Train()).values()
+    for p, agrees in ((0.0, True), (0.5, False)):
+        losses = translation_losses(model, batch, Train(simcut_alpha=3.0, simcut_p=p))
+        torch.testing.assert_close(losses["tokens"].objective, plain.objective)
+        assert (abs(float(losses["agreement"].nll)) < 1e-9) == agrees
+        assert losses["agreement"].weight == 3.0
+    assert not model.tokens._forward_hooks
+    assert {name: loss.count for name, loss in losses.items()} == actual.task.counts(batch)
+
+
+def test_cut_off_zeroes_vectors_with_its_probability() -> None:
+    table = torch.nn.Embedding(5, 3)
+    tokens = torch.randint(5, (200, 50))
+    with cut_off({table}, 0.25):
+        first, second = table(tokens).chunk(2)
+    assert torch.equal(first, table(tokens[:100]))
+    cut = (second == 0).all(-1)
+    assert torch.equal(second[~cut], table(tokens[100:])[~cut])
+    assert abs(float(cut.double().mean()) - 0.25) < 0.03  # 5000 vectors: 5 standard deviations
 
 
 def test_a_run_reports_both_terms(recipe: Path, tmp_path: Path) -> None:

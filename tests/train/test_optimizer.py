@@ -69,6 +69,22 @@ def test_no_warm_up_starts_at_the_peak(schedule: Any) -> None:
     assert learning_rate(one_step, 1, 1) == pytest.approx(1e-3)
 
 
+def test_warmup_stable_decay() -> None:
+    train = Train(
+        steps=1000,
+        warmup_steps=100,
+        schedule="wsd",
+        decay_ratio=0.25,
+        learning_rate=1.0,
+        min_lr_ratio=0.1,
+    )
+    ours = rates(train)
+    assert ours[:100] == pytest.approx([step / 100 for step in range(1, 101)])
+    assert set(ours[99:751]) == {1.0}  # the first decayed update is the second of the last quarter
+    assert ours[750:] == pytest.approx([0.1 + 0.9 * (1 - n / 250) for n in range(250)])
+    assert learning_rate(train, 512, 2000) == pytest.approx(0.1)
+
+
 def test_epochs_decide_steps_and_how_often_is_saved() -> None:
     train = Train(epochs=2.5, warmup_ratio=0.1, validate_every=500, save_every=30)
     settled = train.settled(40)

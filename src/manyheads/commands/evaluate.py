@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 TOKENIZERS = ("auto", "13a", "zh", "ja-mecab", "ko-mecab", "char")
 
+_METRIC = "Metric of translations: bleu, chrf, chrf++, ter (repeatable) [default: bleu, chrf]"
+_CONFIDENCE = "Bootstrap 95 % intervals of the metrics"
+_AGAINST = "Baseline of a paired bootstrap test (p of each difference)"
 _STRIDE = "Language models: tokens that the window moves [default: its length; music: ½]"
 _TOKENIZE = f"Tokenizer of BLEU: {', '.join(TOKENIZERS)}; auto: by target language"
 
@@ -33,10 +36,23 @@ def evaluate(
         list[str] | None, argument("KEY=VALUE", "Settings of data.* and decode.*")
     ] = None,
     split: options.Split = "test",
+    source: Annotated[
+        Path | None, option("Lines to translate, in place of a split", metavar="FILE", panel="Data")
+    ] = None,
+    reference: Annotated[
+        list[Path] | None,
+        option("Their references (repeatable)", metavar="FILE", panel="Data"),
+    ] = None,
     beam: options.Beam = None,
     others: options.Ensemble = None,
     stride: Annotated[int | None, option(_STRIDE, panel="Scores")] = None,
     tokenize: Annotated[str, option(_TOKENIZE, metavar="NAME", panel="Scores")] = "auto",
+    metric: Annotated[list[str] | None, option(_METRIC, metavar="NAME", panel="Scores")] = None,
+    confidence: Annotated[bool, option(_CONFIDENCE, "--confidence", panel="Scores")] = False,
+    by_class: Annotated[
+        bool, option("Precision, recall, F1 of each class", "--by-class", panel="Scores")
+    ] = False,
+    against: Annotated[Path | None, option(_AGAINST, metavar="RUN", panel="Scores")] = None,
     engine: options.Engine = "auto",
     dtype: options.Dtype = "float32",
     half: options.Half = False,
@@ -55,12 +71,14 @@ def evaluate(
       $ manyheads evaluate runs/demo --beam 8 --json
       $ manyheads evaluate runs/lm --stride 32
       $ manyheads evaluate runs/mine data.folder=newstest
+      $ manyheads evaluate runs/mine --source in.en --reference out.de
+      $ manyheads evaluate runs/mine --against runs/old --metric ter
 
     The scores of the run itself are saved as scores.json. Scores of other data,
     another search, precision or BLEU tokenizer, and of ensembles, are only printed.
     """
     from manyheads.config import override_all
-    from manyheads.run import SETTINGS, save_scores
+    from manyheads.run import SETTINGS, SHORTLIST, save_scores
     from manyheads.view.figures import confusion
 
     refuse_torchrun("evaluate")
@@ -82,19 +100,38 @@ def evaluate(
     changed = _with_overrides(trained, overrides or [])
     if beam is not None:
         changed = override_all(changed, [f"decode.beam={beam}"])
-    if changed.data is None:
+    test_set: Any = changed.data
+    if source is not None or reference:
+        test_set = _test_files(trained, source, reference or [], split)
+    if test_set is None:
         raise UserError(f"{run} came without data: add data.folder=... or other data.*")
     variant = {} if dtype == "float32" else {"computed_in": dtype}
     variant |= {"written_with": " ".join(map(str, others))} if others else {}
+    if (engine == "ctranslate2" or dtype == "int8") and (run / SHORTLIST).is_file():
+        variant["restricted_to"] = SHORTLIST
     variant |= _changes("decoded_with", "decode", trained.decode, changed.decode)
-    if trained.data is not None:
+    if test_set is not changed.data:
+        variant |= {"evaluated_on": " ".join([test_set.source, *test_set.references])}
+    elif trained.data is not None:
         variant |= _changes("evaluated_on", "data", trained.data, changed.data)
     # Another program's folder is left unchanged.
     saves = not variant and tokenize == "auto" and (run / SETTINGS).is_file()
-    options = {} if tokenize == "auto" else {"tokenize": tokenize}
-    scores = dataclasses.replace(loaded, run=changed).evaluate(
-        changed.data, split, stride, **options
-    )
+    options: dict[str, Any] = {} if tokenize == "auto" else {"tokenize": tokenize}
+    options |= {"metrics": metric} if metric else {}
+    options |= {"confidence": True} if confidence else {}
+    if by_class and trained.task != "classification":
+        raise UserError("--by-class works only with classifiers of texts: leave it out")
+    if (options or against) and trained.task != "translation":
+        raise UserError("--metric, --confidence and --against work only with translators")
+    options |= {"by_class": True} if by_class else {}
+    saves = saves and not options
+    if against is not None:
+        other = open_model(against, device, threads, say, engine=engine, dtype=dtype)
+        changed_decode = override_all(other.run, [f"decode.beam={changed.decode.beam}"])
+        options["against"] = dataclasses.replace(other, run=changed_decode)
+    scores = dataclasses.replace(loaded, run=changed).evaluate(test_set, split, stride, **options)
+    if note := scores.pop("note", None):
+        say(note)
     _show_scores(scores | variant, as_json)
     if "loss" not in scores and changed.task == "translation":
         reason = "an ensemble" if others else "an exported model"
@@ -108,6 +145,20 @@ def evaluate(
         matrix = scores["confusion"]
         confusion(matrix["counts"], matrix["classes"], f"{run}, {split}", plot)
         say(f"plot: {plot}")
+
+
+def _test_files(run: "Run", source: Path | None, references: list[Path], split: str) -> Any:
+    from manyheads.data.translation import TestFiles
+
+    if source is None or not references:
+        raise UserError("--source and --reference go together: give both")
+    if "translate" not in run.spec.offers:
+        raise UserError("--source works only with translators: set data.* instead")
+    if split != "test":
+        raise UserError(f"--source is a test set itself: leave out --split {split}")
+    return TestFiles(
+        source=str(source), target=str(references[0]), references=tuple(map(str, references))
+    )
 
 
 def _with_overrides(run: "Run", overrides: Sequence[str]) -> "Run":
@@ -160,6 +211,21 @@ def _show_scores(scores: dict[str, Any], as_json: bool) -> None:
             rows.append((name, f"{value:.4f}"))
         elif isinstance(value, (str, int)):
             rows.append((name, str(value)))
+    for name, pair in scores.get("paired", {}).items():
+        difference = scores[name] - pair["against"]
+        rows.append(
+            (f"{name} against", f"{pair['against']:.4f}  {difference:+.4f}, p {pair['p']:.4f}")
+        )
+    for label, values in scores.get("classes", {}).items():
+        rows.append(
+            (
+                label,
+                "  ".join(
+                    f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}"
+                    for name, value in values.items()
+                ),
+            )
+        )
     for layer, rates in enumerate(scores.get("alignment_error_by_head", []), start=1):
         rows.append((f"AER by head, layer {layer}", "  ".join(f"{rate:.3f}" for rate in rates)))
     rows += [(f"{name} signature", text) for name, text in scores["signature"].items()]

@@ -57,6 +57,10 @@ def view(
     open_browser: Annotated[
         bool | None, option("Open a browser [default: on a terminal]", "--open/--no-open")
     ] = None,
+    export: Annotated[
+        Path | None,
+        option("Write a static copy of the page to this folder instead", metavar="FOLDER"),
+    ] = None,
     threads: options.Threads = None,
 ) -> None:
     """Look inside a trained model in the browser, until Ctrl-C.
@@ -64,11 +68,17 @@ def view(
     Examples
       $ manyheads view runs/demo
       $ manyheads view runs --no-open --port 0
+      $ manyheads view runs/demo --export site
     """
     token = _check_address(port, token, token_file)
     from manyheads.web.app import serve
 
     choose("cpu", threads)
+    if export is not None:
+        from manyheads.web.export import export as write_copy
+
+        write(f"{write_copy(folder, export)}\n")
+        return
 
     def ready(address: str) -> None:
         write(f"{address}\n")

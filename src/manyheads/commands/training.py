@@ -1,4 +1,4 @@
-"""Commands that train: demo, train, compare."""
+"""Commands that train: demo, train, distill, compare."""
 
 import shlex
 import sys
@@ -18,6 +18,7 @@ from manyheads.commands.shared import (
     choose,
     command_name,
     is_torchrun,
+    open_model,
     print_json,
     refuse_torchrun,
     say,
@@ -126,6 +127,7 @@ def train(
     Settings
       train.learning_rate, train.batch_tokens, train.weight_decay, train.accumulate,
       train.precision, ... : manyheads settings RECIPE train
+      model=PRESET trains a published model: transformer-base, bert-base, gpt2, ...
       init=FOLDER starts from pretrained weights: a run or an imported model.
       Metrics go to metrics.jsonl (and TensorBoard, if installed) in the run folder.
       The weights of the best validation loss are kept (train.checkpoint).
@@ -182,6 +184,51 @@ def _next_step(run: "Run", folder: Path) -> str:
         return f"fine-tune it: {command_name()} train classify data.train=FILE init={folder}"
     split = "" if run.data and "test" in run.data.splits() else " --split valid"
     return f"next: {command_name()} evaluate {folder}{split}"
+
+
+def distill(
+    run: Annotated[Path, argument("RUN", "The teacher: the run folder of a translator")],
+    overrides: options.Overrides = None,
+    out: Annotated[
+        Path | None, out_option("Run folder of the student [default: RUN-student]", "FOLDER")
+    ] = None,
+    beam: options.Beam = None,
+    keep_original: Annotated[
+        bool, option("Train on the original pairs too", "--keep-original", panel="Data")
+    ] = False,
+    shortlist: Annotated[
+        int, option("Target tokens for each source token; 0: no shortlist", panel="Search", min=0)
+    ] = 50,
+    fresh: Annotated[
+        bool, option("Delete the run in the folder, start over at step 0", "--fresh")
+    ] = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+) -> None:
+    """Train a small, fast student on a teacher's translations; again: resume.
+
+    Examples
+      $ manyheads distill runs/mine --out runs/small
+      $ manyheads distill runs/mine model.decoder.layers=2 --out runs/small
+
+    The student has the settings of its teacher, with 6 encoder layers and 1 decoder
+    layer. Settings (KEY=VALUE) change them. Translations are kept in RUN/distilled
+    for other students. --dtype int8 and --engine ctranslate2 restrict the output to
+    the lexical shortlist in FOLDER/shortlist.txt.
+    """
+    from manyheads.distill import Distillation
+    from manyheads.loading import TorchRun
+
+    refuse_torchrun("distill")
+    folder, place = out or run.with_name(f"{run.name}-student"), choose(device, threads)
+    teacher = open_model(run, device, threads, say, engine="auto")
+    if not isinstance(teacher, TorchRun):
+        raise UserError(f"{run} was exported: distill the run it came from")
+    student = Distillation(teacher, overrides or [], beam, keep_original, shortlist)
+    _train(student.prepare(folder, say, fresh=fresh), folder, place)
+    name = command_name()
+    say(f"trained: {folder}; next: {name} evaluate {folder} --dtype int8 --device cpu")
+    say(f"translate with: {name} translate {folder} --dtype int8 --device cpu < FILE")
 
 
 def compare(

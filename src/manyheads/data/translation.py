@@ -138,6 +138,26 @@ class FilesData(SplitData[tuple[Path, Path]]):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class TestFiles(FilesData):
+    """A test set for `evaluate`: a source file and one or more files of references."""
+
+    __test__ = False  # not a test of pytest
+    references: tuple[str, ...] = ()
+
+    def splits(self) -> list[str]:
+        return ["test"]
+
+    def read(self, split: str) -> Corpus:
+        columns = []
+        for reference in self.references:
+            sources, targets, _ = read_pairs(Path(self.source), Path(reference), False)
+            columns.append(targets)
+        name = ", ".join([self.source, *self.references])
+        rows = [list(row) for row in zip(*columns, strict=True)]
+        return Corpus(sources, columns[0], name=name, references=rows)
+
+
 TranslationData = PhrasebookData | FilesData
 
 

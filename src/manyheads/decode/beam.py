@@ -472,19 +472,26 @@ class Beams:
                 setattr(self, name, value[sentences])
 
     def _hypotheses(self, rows: Int[Tensor, " some"], length: int) -> Iterator[list[Hypothesis]]:
-        """The ended hypotheses of some sentences, followed back through the trellis."""
-        trellis = (x[rows, :length].tolist() for x in (self.tokens, self.parents))
-        ended = (x[rows].tolist() for x in (self.ended, self.ended_log, self.ended_score))
-        for tokens, parents, leaves, logs, scores in zip(*trellis, *ended, strict=True):
-            hypotheses = []
-            for (size, beam, last), log, score in zip(leaves, logs, scores, strict=True):
-                text = [] if last == self.search.constraints.end else [last]
-                for position in range(size - 2, -1, -1):
-                    text.append(tokens[position][beam])
-                    beam = parents[position][beam]
-                if score > NEVER:
-                    hypotheses.append(Hypothesis(text[::-1], log, score))
-            yield hypotheses
+        """The n best ended hypotheses of some sentences, followed back through the trellis."""
+        best = self.search.n_best
+        tokens, parents = (x[rows, :length].cpu() for x in (self.tokens, self.parents))
+        ended, logs, scores = (
+            x[rows, :best].cpu() for x in (self.ended, self.ended_log, self.ended_score)
+        )
+        size, beam, last = ended.unbind(-1)
+        texts = tokens.new_zeros(len(rows), best, length)
+        for position in range(length - 2, -1, -1):
+            texts[..., position] = tokens[:, position].gather(1, beam)
+            parent = parents[:, position].gather(1, beam)
+            beam = torch.where(position < size - 1, parent, beam)
+        end = self.search.constraints.end
+        columns = (x.tolist() for x in (texts, size, last, logs, scores))
+        for sentence in zip(*columns, strict=True):
+            yield [
+                Hypothesis(text[: size - 1] + ([] if last == end else [last]), log, score)
+                for text, size, last, log, score in zip(*sentence, strict=True)
+                if score > NEVER
+            ]
 
 
 def continuations(

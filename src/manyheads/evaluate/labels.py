@@ -46,6 +46,22 @@ def f1(predictions: Labels, labels: Labels, positive: str | int) -> float:
     return 2 * int((predicted & correct).sum()) / total if total else 0.0
 
 
+def class_report(predictions: Labels, labels: Labels, names: Sequence[str | int]) -> Scores:
+    """Precision, recall and F1 of each label, and how many examples have it."""
+    predicted, correct = _pair(predictions, labels)
+    report: Scores = {}
+    for name in names:
+        hits = int(((predicted == name) & (correct == name)).sum())
+        guesses, examples = int((predicted == name).sum()), int((correct == name).sum())
+        report[str(name)] = {
+            "precision": hits / guesses if guesses else 0.0,
+            "recall": hits / examples if examples else 0.0,
+            "f1": f1(predictions, labels, name),
+            "examples": examples,
+        }
+    return report
+
+
 def matthews(predictions: Labels, labels: Labels) -> float:
     """Matthews' correlation of labels, for more than two of them Gorodkin's R_K.
 

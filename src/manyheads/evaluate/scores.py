@@ -4,15 +4,25 @@ Each score has a signature, which says how it was computed, as sacreBLEU's does.
 """
 
 import math
+import re
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
+from sacrebleu.significance import PairedTest
 
+from manyheads.config import nearest
 from manyheads.errors import UserError
 
 Scores = dict[str, Any]
+RESAMPLES = 1000  # of bootstrap resampling, sacreBLEU's default
+# Thai to Khmer, kana, Chinese characters: words have no spaces between them.
+SPACELESS = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]"
+)
 
 
 def make_bleu(tokenize: str) -> BLEU:
@@ -39,19 +49,77 @@ def bleu_tokenizer(language: str) -> str:
     return tokenize
 
 
+def make_metrics(names: Sequence[str], tokenize: str) -> dict[str, Any]:
+    """sacreBLEU's metrics by name; `tokenize` is the tokenizer of BLEU."""
+    metrics: dict[str, Any] = {
+        "bleu": make_bleu(tokenize),
+        "chrf": CHRF(),
+        "chrf++": CHRF(word_order=2),
+        "ter": TER(),
+    }
+    for name in names:
+        if name not in metrics:
+            raise UserError(f"--metric {name}: {nearest(name, metrics)}")
+    return {name: metrics[name] for name in names}
+
+
+def lacks_spaces(texts: Sequence[str]) -> bool:
+    """True if most letters belong to scripts that put no spaces between words."""
+    letters = [char for text in texts for char in text if char.isalpha()]
+    return 2 * sum(bool(SPACELESS.match(char)) for char in letters) > len(letters)
+
+
+def by_reference(references: Sequence[Sequence[str]]) -> Any:
+    """The references of each text as sacreBLEU takes them: one list for each reference."""
+    return [list(column) for column in zip_longest(*references)]
+
+
 def translation_scores(
-    hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a"
+    hypotheses: Sequence[str],
+    references: Sequence[str] | Sequence[Sequence[str]],
+    tokenize: str = "13a",
+    names: Sequence[str] = ("bleu", "chrf"),
+    *,
+    confidence: bool = False,
 ) -> Scores:
-    """sacreBLEU and chrF of a test set with their signatures, and the share of exact matches."""
+    """sacreBLEU's metrics of a test set with their signatures, and the share of exact matches.
+
+    Each text has one reference, or a list of them. `confidence` adds the mean of bootstrap
+    resamples and the half width of their 95 % interval.
+    """
     if len(hypotheses) != len(references) or not hypotheses:
         raise UserError(f"{len(hypotheses)} translations do not match {len(references)} references")
+    lists = [[texts] if isinstance(texts, str) else list(texts) for texts in references]
     scores: Scores = {}
     signatures = {}
-    for name, metric in (("bleu", make_bleu(tokenize)), ("chrf", CHRF())):
-        scores[name] = metric.corpus_score(list(hypotheses), [list(references)]).score
+    samples = RESAMPLES if confidence else 1
+    for name, metric in make_metrics(names, tokenize).items():
+        result = metric.corpus_score(list(hypotheses), by_reference(lists), n_bootstrap=samples)
+        scores[name] = result.score
+        if confidence:
+            scores |= {f"{name}_mean": float(result._mean), f"{name}_ci": float(result._ci)}
         signatures[name] = str(metric.get_signature())
-    exact = sum(h == r for h, r in zip(hypotheses, references, strict=True))
+    exact = sum(h in texts for h, texts in zip(hypotheses, lists, strict=True))
     return scores | {"exact_match": exact / len(references), "signature": signatures}
+
+
+def paired_scores(
+    baseline: Sequence[str],
+    hypotheses: Sequence[str],
+    references: Sequence[Sequence[str]],
+    tokenize: str,
+    names: Sequence[str],
+) -> Scores:
+    """Paired bootstrap resampling (Koehn 2004): the baseline's scores, and p of each difference."""
+    systems: Any = [("baseline", list(baseline)), ("system", list(hypotheses))]
+    metrics = make_metrics(names, tokenize)
+    test = PairedTest(systems, metrics, by_reference(references), "bs", n_samples=RESAMPLES)
+    _, results = test()
+    columns: list[Any] = list(results.values())[1:]  # the first has the names of the systems
+    return {
+        name: {"against": float(before.score), "p": float(after.p_value)}
+        for name, (before, after) in zip(names, columns, strict=True)
+    }
 
 
 def diverged() -> UserError:

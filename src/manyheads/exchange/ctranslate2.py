@@ -488,12 +488,17 @@ class Ctranslate2Decoder(BaseDecoder):
 
 @dataclass(frozen=True)
 class Ctranslate2Translator(Ctranslate2Decoder, BaseTranslator):
-    """An encoder–decoder in a folder, with its tokenizer and the settings it generates with."""
+    """An encoder–decoder in a folder, with its tokenizer and the settings it generates with.
+
+    `use_vmap` restricts each batch to the folder's vocabulary map (a lexical shortlist), if it has
+    one: then results depend on the batch.
+    """
 
     model: Ctranslate2Model
     tokenizer: Tokenizer
     decode: Decode
     twin: Seq2Seq | None = None
+    use_vmap: bool = False
 
     @property
     def max_length(self) -> int:
@@ -534,6 +539,7 @@ class Ctranslate2Translator(Ctranslate2Decoder, BaseTranslator):
                 min_decoding_length=min(self.decode.min_length, most),
                 max_decoding_length=most,
                 max_input_length=0,
+                use_vmap=self.use_vmap,
             )
             for row, output in zip(rows, outputs, strict=True):
                 texts = [[self.model.ids[name] for name in names] for names in output.hypotheses]

@@ -37,7 +37,7 @@ ACTIVATIONS = {
 SAME_ACTIVATION = "feedforward.activation"  # a head has the activation of the feed-forward part
 # Settings of training and of the implementation, which do not define a model.
 FREE = re.compile(
-    r"((encoder|decoder)\.)?attention\.|init$|(.*[._])?dropout$|embed\.norm\.placement$|pixel_"
+    r"((encoder|decoder)\.)?attention\.|init$|(.*[._])?dropout$|drop_path$|embed\.norm\.placement$|pixel_"
 )
 PER_STACK = ("layers", "heads", "ffn_dim")  # what encoder and decoder may have each
 

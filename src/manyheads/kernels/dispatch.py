@@ -3,12 +3,18 @@
 An operation has a plain tuple of implementations in order of preference. The last one is PyTorch's
 and supports every call. A Triton kernel runs its self-test (kernels/selftest.py) once on each
 device before its first use. If the test fails, a warning names the kernel and the next
-implementation runs: the device may be too old, or have no compiler.
+implementation runs: the device may be too old, or have no compiler. A passed test leaves an empty
+file in the user's cache folder, so that the next process starts without it.
 """
 
+import contextlib
+import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -62,14 +68,37 @@ def verified(kernel: str, index: int) -> bool:
     The kernel is a name because compiled code can pass strings, not functions.
     """
     if (kernel, index) not in _VERIFIED:
-        device = torch.device("cuda", index)
-        with (
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            torch.autocast("cuda", enabled=False),
-        ):
-            _VERIFIED[kernel, index] = passes(lambda: run_selftest(kernel, device), kernel)
+        passed = passed_tests(index) / kernel
+        _VERIFIED[kernel, index] = passed.exists() or _run_selftest(kernel, index)
+        if _VERIFIED[kernel, index]:
+            with contextlib.suppress(OSError):  # without a cache every process runs the tests
+                passed.parent.mkdir(parents=True, exist_ok=True)
+                passed.touch()
     return _VERIFIED[kernel, index]
+
+
+def _run_selftest(kernel: str, index: int) -> bool:
+    device = torch.device("cuda", index)
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cuda", enabled=False):
+        return passes(lambda: run_selftest(kernel, device), kernel)
+
+
+@cache
+def passed_tests(index: int) -> Path:
+    """The folder of passed self-tests: one for each device, driver, compiler and kernel source."""
+    import triton
+
+    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    parts = (
+        torch.cuda.get_device_name(index),
+        torch.cuda.get_device_capability(index),
+        getattr(torch._C, "_cuda_getDriverVersion", int)(),  # AMD's build lacks it
+        torch.__version__,
+        triton.__version__,
+        hashlib.sha256(sources).hexdigest(),
+    )
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return folder / "manyheads" / "kernels" / hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 # The effect of `torch.compiler.assume_constant_result`, which would import the compiler (a second).

@@ -50,13 +50,16 @@ class Architecture:
     feedforward: Annotated[FeedForwardConfig, "Feed-forward part"] = field(default_factory=Plain)
     embed: Annotated[EmbeddingConfig, "Token embedding"] = field(default_factory=EmbeddingConfig)
     dropout: Annotated[Probability, "Dropout of embeddings and residual branches"] = 0.1
+    drop_path: Annotated[
+        Probability, "Stochastic depth: probability that a row skips a branch of the last block"
+    ] = 0.0
     attention_dropout: Annotated[Probability, "Dropout of attention weights"] = 0.0
     bias: Annotated[bool, "Biases of all projections"] = True
     attention_bias: Annotated[bool | None, "Biases of attention; none: as bias"] = None
     qkv_bias: Annotated[bool | None, "Biases of q, k, v; none: as attention_bias"] = None
     init: Annotated[
-        Literal["xavier", "normal", "normal-scaled"],
-        "Initial weights: Transformer's, BERT's or GPT-2's scheme",
+        Literal["xavier", "normal", "normal-scaled", "xavier-zero", "normal-zero"],
+        "Initial weights: Transformer's, BERT's or GPT-2's scheme; -zero: outputs of branches zero",
     ] = "xavier"
 
     RENAMED: ClassVar[dict[str, str]] = {
@@ -109,13 +112,14 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         attention, dim = config.attention_config(), config.dim
+        drop_path = config.drop_path * (layer + 1) / config.layers  # rises with the depth
         self.attention = SelfAttention(attention, causal=causal, layer=layer)
-        self.attention_residual = Residual(dim, config.norm, config.dropout)
+        self.attention_residual = Residual(dim, config.norm, config.dropout, drop_path)
         if memory_dim is not None:
             self.cross = CrossAttention(attention, memory_dim)
-            self.cross_residual = Residual(dim, config.norm, config.dropout)
+            self.cross_residual = Residual(dim, config.norm, config.dropout, drop_path)
         self.feedforward = config.feedforward.build(dim, config.ffn_dim or 4 * dim, config.bias)
-        self.feedforward_residual = Residual(dim, config.norm, config.dropout)
+        self.feedforward_residual = Residual(dim, config.norm, config.dropout, drop_path)
 
     def forward(
         self,
@@ -198,14 +202,15 @@ def initialise(model: nn.Module, scheme: str, layers: int) -> None:
 
     xavier: each projection uniform by its own fans, embeddings N(0, 1/d) (Transformer);
     normal: N(0, 0.02²) (BERT); normal-scaled: also 1/√(2·layers) on projections into the
-    residual stream (GPT-2). Vectors, modules with `initialises_itself` and other modules of
-    PyTorch keep the values that their constructor set; any other matrix is an error.
+    residual stream (GPT-2); -zero: these are zero. Vectors, modules with
+    `initialises_itself` and other modules of PyTorch keep the values of their
+    constructor; any other matrix is an error.
     """
     if next(model.parameters()).is_meta:
         return  # no storage
 
     def draw(weight: Tensor) -> None:
-        if scheme == "xavier":
+        if scheme.startswith("xavier"):
             nn.init.xavier_uniform_(weight)
         else:
             nn.init.normal_(weight, std=0.02)
@@ -219,7 +224,7 @@ def initialise(model: nn.Module, scheme: str, layers: int) -> None:
             for weight in module.weight:
                 draw(weight)
         elif isinstance(module, nn.Embedding):
-            std = module.embedding_dim**-0.5 if scheme == "xavier" else 0.02
+            std = module.embedding_dim**-0.5 if scheme.startswith("xavier") else 0.02
             nn.init.normal_(module.weight, std=std)
         elif not (hasattr(module, "reset_parameters") or hasattr(module, "initialises_itself")):
             for parameter, matrix in module.named_parameters(recurse=False):
@@ -229,13 +234,14 @@ def initialise(model: nn.Module, scheme: str, layers: int) -> None:
                         "it in the constructor and declare `initialises_itself = True`"
                     )
     for module in model.modules():
-        if isinstance(module, (SelfAttention, CrossAttention)) and scheme == "xavier":
+        if isinstance(module, (SelfAttention, CrossAttention)) and scheme.startswith("xavier"):
             # Queries, keys and values share a matrix for speed; each has its own fans.
             sizes = module.config.sizes
             parts = sizes if isinstance(module, SelfAttention) else sizes[1:]
             for weight in module.project.weight.split(parts):
                 nn.init.xavier_uniform_(weight)
-        if isinstance(module, Block) and scheme == "normal-scaled":
-            for name, part in module.named_modules():
-                if name.endswith(("output", "outer")):
-                    nn.init.normal_(part.weight, std=0.02 * (2 * layers) ** -0.5)
+        for name, part in module.named_modules() if isinstance(module, Block) else ():
+            if name.endswith(("output", "outer")) and scheme == "normal-scaled":
+                nn.init.normal_(part.weight, std=0.02 * (2 * layers) ** -0.5)
+            elif name.endswith(("output", "outer")) and scheme.endswith("-zero"):
+                nn.init.zeros_(part.weight)

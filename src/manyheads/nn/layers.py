@@ -48,14 +48,27 @@ class Norm:
         return self.build(dim) if self.placement == "pre" else nn.Identity()
 
 
+class DropPath(nn.Dropout):
+    """Dropout, and stochastic depth (Huang et al. 2016): in training a row skips the branch with
+    probability `rate`; the others are divided by 1 − rate."""
+
+    def __init__(self, dropout: float, rate: float) -> None:
+        super().__init__(dropout)
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.new_ones(len(x), *[1] * (x.ndim - 1))
+        return super().forward(x) * F.dropout(rows, self.rate, self.training)
+
+
 class Residual(nn.Module):
     """x + dropout(f(x)), with the norm before f or after the sum."""
 
-    def __init__(self, dim: int, norm: Norm, dropout: float) -> None:
+    def __init__(self, dim: int, norm: Norm, dropout: float, drop_path: float = 0.0) -> None:
         super().__init__()
         self.norm = norm.build(dim)
         self.placement = norm.placement
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = DropPath(dropout, drop_path) if drop_path else nn.Dropout(dropout)
 
     def forward(self, x: Hidden, f: Callable[[Tensor], Tensor]) -> Hidden:
         if self.placement == "pre":
@@ -145,13 +158,14 @@ class EmbeddingConfig:
     norm: Annotated[Norm | None, "Norm after the sum (BERT)"] = None
     segments: Annotated[Count | None, "Segment types, each with a vector (BERT: 2)"] = None
     dim: Annotated[Count | None, "Width of the table, projected to model.dim (ELECTRA)"] = None
+    dropout: Annotated[Probability | None, "Dropout of embeddings; none: model.dropout"] = None
 
     def width(self, dim: int) -> int:
         """The width of the tables in a model of width `dim`."""
         return self.dim or dim
 
     def build(self, dim: int, dropout: float) -> "Embedding":
-        return Embedding(self, dim, dropout)
+        return Embedding(self, dim, dropout if self.dropout is None else self.dropout)
 
 
 class Embedding(nn.Module):

@@ -66,7 +66,9 @@ def _stacks(model: nn.Module) -> Iterator[tuple[Stack, bool]]:
             yield (
                 stack,
                 any(
-                    part.p if isinstance(part, nn.Dropout) else part.config.dropout
+                    part.p or getattr(part, "rate", 0.0)  # of DropPath
+                    if isinstance(part, nn.Dropout)
+                    else part.config.dropout
                     for part in stack.modules()
                     if isinstance(part, nn.Dropout | SelfAttention | CrossAttention)
                 ),

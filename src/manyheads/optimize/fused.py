@@ -196,6 +196,7 @@ class FusedResidual(Residual):
     def _supports_kernel(self, x: Hidden, update: Hidden) -> bool:
         return (
             x.shape == update.shape
+            and type(self.dropout) is nn.Dropout  # not DropPath
             and not _has_hooks(self.dropout)
             and _supports_norm(self.norm, x, update.dtype)
         )

@@ -1,5 +1,6 @@
 """Recipes: the TOML files next to this module, or a user's own, with `a.b=c` overrides."""
 
+import copy
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING
 from manyheads.config import assign, kinds_of, nearest, override_all, read_toml
 from manyheads.errors import UserError
 from manyheads.nn.block import on_meta
-from manyheads.presets import ModelConfig
+from manyheads.presets import PRESETS, ModelConfig, preset
 from manyheads.run import Run, choose_device, parse_run, train_run
+from manyheads.tasks.spec import kinds
 
 if TYPE_CHECKING:
     from manyheads.loading import LoadedRun
@@ -51,6 +53,7 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
     """A recipe, by built-in name or file, with `a.b=c` overrides.
 
     `init=FOLDER` starts from a trained model: its settings, its tokenizer, its weights.
+    `model=PRESET` takes the settings of a published model, with new weights.
     """
     path = Path(name)
     if name in recipes():
@@ -66,6 +69,8 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
     # The settings of a run that has begun are complete, wherever it started from.
     if init and (init != run.init or not _is_complete(run.model)):
         run = _start_from(init, run, settings)
+    elif name := _preset_name(settings):
+        run = _with_preset(name, run, settings)
     else:
         run = override_all(run, settings)
     _check_settings(settings, run)
@@ -78,17 +83,17 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
 
 def _split_init(overrides: Sequence[str], init: str) -> tuple[list[str], str]:
     """The overrides without `init=FOLDER`, and that folder. A kind of model wins over a folder."""
-    kinds = [kind for option in ModelConfig.__args__ for kind in kinds_of(option)]
+    words = [kind for option in ModelConfig.__args__ for kind in kinds_of(option)] + [*PRESETS]
     rest = []
     for setting in overrides:
         name, equals, value = setting.partition("=")
-        if not equals or name not in INIT or (name == "model" and value in kinds):
+        if not equals or name not in INIT or (name == "model" and value in words):
             rest.append(setting)
             continue
         if value and not Path(value).is_dir():
             advice = "give a run or an imported model (to resume: train RUN/run.toml --out RUN)"
             if name == "model" and Path(value).name == value:
-                advice = nearest(setting, [f"model={kind}" for kind in kinds])
+                advice = nearest(setting, [f"model={kind}" for kind in words])
             raise UserError(f"{setting} is not the folder of a trained model: {advice}")
         if name != "init":
             print(f"'{name}=FOLDER' is now 'init=FOLDER'", file=sys.stderr)
@@ -112,6 +117,35 @@ def _start_from(init: str, run: Run, settings: Sequence[str]) -> Run:
     run = override_all(run, [*of_decode, *of_model])
     refuse_changes(run, config)
     return run
+
+
+def _preset_name(settings: Sequence[str]) -> str | None:
+    """The preset of `model=PRESET`, if it is the last word for the model."""
+    values = [
+        value for name, _, value in (text.partition("=") for text in settings) if name == "model"
+    ]
+    return values[-1] if values and values[-1] in PRESETS else None
+
+
+def _with_preset(name: str, run: Run, settings: Sequence[str]) -> Run:
+    """The run with a published model, with the heads of the task; `model.*` comes on top.
+
+    The data decides the vocabulary, as it does for every recipe.
+    """
+    of_model = [setting for setting in settings if setting.startswith("model.")]
+    rest = [setting for setting in settings if setting.partition("=")[0] != "model"]
+    run = assign(run, [setting for setting in rest if setting not in of_model])
+    config: ModelConfig = dataclasses.replace(preset(name), vocab_size=None)
+    if not isinstance(config, run.spec.models):
+        fits = [other for other in PRESETS if isinstance(PRESETS[other], run.spec.models)]
+        raise UserError(
+            f"model={name} is a {config.kind} model, and task={run.task} trains "
+            f"{' or '.join(kinds(run.spec.models))}: "
+            + (f"choose {', '.join(fits)}" if fits else "no preset fits it, leave out model")
+        )
+    run = copy.copy(run)
+    object.__setattr__(run, "model", run.spec.finetune(config, run))
+    return override_all(run, of_model)
 
 
 def _is_complete(model: ModelConfig) -> bool:

@@ -24,7 +24,7 @@ from manyheads.data.corpus import select_rows
 from manyheads.data.labelled import Labelled, LabelledData, class_indices
 from manyheads.data.language import TextData, room_for_text
 from manyheads.errors import UserError
-from manyheads.evaluate.labels import label_scores
+from manyheads.evaluate.labels import class_report, label_scores
 from manyheads.evaluate.scores import Scores
 from manyheads.models.bert import BertConfig
 from manyheads.models.heads import Classify, Pooler
@@ -154,8 +154,10 @@ class ClassificationTask(BaseTask[LabelledBatch]):
         return {"loss": float(loss.nll) / loss.count, **scores}
 
 
-def evaluate(loaded: LoadedModel, data: LabelledData, split_name: str) -> Scores:
-    """The metrics of the data on a split."""
+def evaluate(
+    loaded: LoadedModel, data: LabelledData, split_name: str, *, by_class: bool = False
+) -> Scores:
+    """The metrics of the data on a split, also for each class if requested."""
     encoder, part = loaded.encoder(), data.read(split_name)
     names = encoder.labels
     lines = ["\t".join(text) if isinstance(text, tuple) else text for text in part.texts]
@@ -171,6 +173,8 @@ def evaluate(loaded: LoadedModel, data: LabelledData, split_name: str) -> Scores
     else:
         class_indices(part, names)  # refuses labels that the model does not know
     scores = label_scores(data.metrics(names), values, part.labels, names[-1])
+    if by_class and not data.regression:
+        scores["classes"] = class_report(values, part.labels, names)
     return scores | {"split": split_name, "examples": len(lines)}
 
 

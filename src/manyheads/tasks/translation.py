@@ -4,6 +4,7 @@ L = −Σ_t log P(y_t | y_1, …, y_{t−1}, x)
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
@@ -22,7 +23,14 @@ from manyheads.decode.decoder import GraphCache
 from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
-from manyheads.evaluate.scores import Scores, bleu_tokenizer, loss_scores, translation_scores
+from manyheads.evaluate.scores import (
+    Scores,
+    bleu_tokenizer,
+    lacks_spaces,
+    loss_scores,
+    paired_scores,
+    translation_scores,
+)
 from manyheads.models.capture import has_cross_attention
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder, EncoderDecoderConfig
 from manyheads.nn.shapes import Hidden
@@ -30,9 +38,9 @@ from manyheads.tasks.probes import translation_probe
 from manyheads.tasks.spec import EXAMPLE, BaseTask, LoadedModel, RunSettings, TaskSpec, total_nll
 from manyheads.tokenizer.bpe_dropout import BpeDropout
 from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.train.consistency import consistency, cut_off
 from manyheads.train.metrics import Bar
-from manyheads.train.optimizer import TooLong
-from manyheads.train.rdrop import rdrop_kl
+from manyheads.train.optimizer import TooLong, Train
 from manyheads.train.step import Loss, cross_entropy
 
 COMPOSITIONAL = "compositional"
@@ -47,25 +55,29 @@ def translation_loss(model: EncoderDecoder, batch: Batch, smoothing: float) -> L
     return _cross_entropy(model, _decode(model, batch), batch, smoothing)
 
 
-def translation_losses(
-    model: EncoderDecoder, batch: Batch, smoothing: float, rdrop_alpha: float
-) -> dict[str, Loss]:
-    """The loss terms: with R-Drop the mean loss of two passes, and their divergence."""
-    if not rdrop_alpha:
-        return {"tokens": translation_loss(model, batch, smoothing)}
-    doubled = batch.twice()
-    hidden = _decode(model, doubled)
-    loss = _cross_entropy(model, hidden, doubled, smoothing)
-    divergence = rdrop_kl(
+def translation_losses(model: EncoderDecoder, batch: Batch, train: Train) -> dict[str, Loss]:
+    """The loss terms: with R-Drop or SimCut also the divergence of two passes."""
+    if not (train.rdrop_alpha or train.simcut_alpha):
+        return {"tokens": translation_loss(model, batch, train.label_smoothing)}
+    doubled, count = batch.twice(), batch.target_tokens
+    if train.rdrop_alpha:
+        hidden = _decode(model, doubled)
+        loss = _cross_entropy(model, hidden, doubled, train.label_smoothing)
+        loss = Loss(loss.objective / 2, loss.nll / 2, count)
+    else:
+        with cut_off({model.tokens, model.target_table}, train.simcut_p):
+            hidden = _decode(model, doubled)
+        loss = _cross_entropy(model, hidden.chunk(2)[0], batch, train.label_smoothing)
+    divergence = consistency(
         model.head.enter(hidden),
         model.head.matrix(model.target_table),
         batch.loss_mask,
         bias=model.head.bias,
-        count=batch.target_tokens,
-        weight=rdrop_alpha / 2,
+        count=count,
+        weight=train.rdrop_alpha / 2 or train.simcut_alpha,
+        symmetric=bool(train.rdrop_alpha),
     )
-    mean = Loss(loss.objective / 2, loss.nll / 2, batch.target_tokens)
-    return {"tokens": mean, "agreement": divergence}
+    return {"tokens": loss, "agreement": divergence}
 
 
 def _decode(model: EncoderDecoder, batch: Batch) -> Hidden:
@@ -133,11 +145,12 @@ class TranslationTask(BaseTask[Batch]):
         return batch.target_tokens
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        terms = ("tokens", "agreement") if self.train.rdrop_alpha else ("tokens",)
+        passes = self.train.rdrop_alpha or self.train.simcut_alpha
+        terms = ("tokens", "agreement") if passes else ("tokens",)
         return dict.fromkeys(terms, batch.target_tokens)
 
     def losses(self, model: Any, batch: Batch) -> dict[str, Loss]:
-        return translation_losses(model, batch, self.train.label_smoothing, self.train.rdrop_alpha)
+        return translation_losses(model, batch, self.train)
 
     def number(self, row: int) -> int:
         return self.data.numbers[row]
@@ -154,7 +167,8 @@ class TranslationTask(BaseTask[Batch]):
         """Scores of the model's translations of some validation pairs."""
         translations = translator.translate_long([self.valid_corpus.sources[row] for row in rows])
         targets = [self.valid_corpus.targets[row] for row in rows]
-        return {"bleu": translation_scores(translations, targets)["bleu"]}
+        tokenize = tokenizer_for(self.run.data)
+        return {"bleu": translation_scores(translations, targets, tokenize)["bleu"]}
 
 
 @dataclass(frozen=True)
@@ -200,23 +214,46 @@ def _language_of(file: str) -> str:
     return suffix if LANGUAGE.fullmatch(suffix) else ""
 
 
+def tokenizer_for(*data: Any) -> str:
+    """BLEU's tokenizer for the first target language that data names."""
+    languages = [language_pair(part)[1] for part in data]
+    return bleu_tokenizer(re.split("[-_]", next(filter(None, languages), ""))[0])
+
+
 def evaluate_translation(
-    translator: BaseTranslator, data: TranslationData, split_name: str, tokenize: str = "auto"
+    translator: BaseTranslator,
+    data: TranslationData,
+    split_name: str,
+    tokenize: str = "auto",
+    metrics: Sequence[str] = ("bleu", "chrf"),
+    *,
+    confidence: bool = False,
+    against: BaseTranslator | None = None,
 ) -> Evaluation:
     """BLEU, chrF, exact match and, if the model gives them, loss and perplexity of a split.
 
-    BLEU's tokenizer follows from the target language unless `tokenize` names one.
+    BLEU's tokenizer follows from the target language unless `tokenize` names one. `against` is a
+    baseline for a paired test.
     A test set of the phrasebook adds the BLEU of its compositional split. Gold alignments add the
     alignment error of every head, for PyTorch models with cross-attention and our special tokens.
     """
     if tokenize == "auto":
-        tokenize = bleu_tokenizer(re.split("[-_]", language_pair(data)[1])[0])
+        tokenize = tokenizer_for(data)
     corpus = data.read(split_name)
+    references = corpus.references or [[target] for target in corpus.targets]
     with Bar("evaluate", len(corpus.sources)) as bar:
         translations = translator.translate_long(
             corpus.sources, lambda done: bar.update(done, "sentences")
         )
-    scores = translation_scores(translations, corpus.targets, tokenize)
+    scores = translation_scores(translations, references, tokenize, metrics, confidence=confidence)
+    if tokenize == "13a" and "bleu" in metrics and lacks_spaces(corpus.targets):
+        scores["note"] = (
+            "the references have no spaces between words, and BLEU's tokenizer 13a needs them: "
+            "add --tokenize zh, ja-mecab or char"
+        )
+    if against is not None:
+        baseline = against.translate_long(corpus.sources)
+        scores["paired"] = paired_scores(baseline, translations, references, tokenize, metrics)
     scores |= target_likelihood(translator, corpus, "skip")
     scores |= {"split": split_name, "examples": len(corpus.sources)}
     if corpus.name:
@@ -241,9 +278,19 @@ def evaluate_translation(
 
 
 def evaluate(
-    loaded: LoadedModel, data: TranslationData, split_name: str, tokenize: str = "auto"
+    loaded: LoadedModel,
+    data: TranslationData,
+    split_name: str,
+    tokenize: str = "auto",
+    against: LoadedModel | None = None,
+    **options: Any,
 ) -> Scores:
-    return evaluate_translation(loaded.translator(), data, split_name, tokenize).scores
+    if tokenize == "auto":
+        tokenize = tokenizer_for(data, loaded.run.data)
+    baseline = None if against is None else against.translator()
+    return evaluate_translation(
+        *(loaded.translator(), data, split_name, tokenize), against=baseline, **options
+    ).scores
 
 
 def has_dropout(model: Any) -> bool:
@@ -272,7 +319,7 @@ SPEC = TaskSpec(
     task="translation",
     models=EncoderDecoderConfig.__args__,
     data=(FilesData, PhrasebookData),
-    train_settings=("rdrop_alpha", "bpe_dropout_copies"),
+    train_settings=("rdrop_alpha", "simcut_alpha", "bpe_dropout_copies"),
     recipe="translation",
     is_default=True,
     check=check,

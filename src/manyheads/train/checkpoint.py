@@ -1,9 +1,9 @@
 """Checkpoints of a run: weights and resume state, each in one atomically replaced file.
 
 `model.safetensors` is the model to use. `state/last.safetensors` holds all that a resumed run
-needs: weights, Adam's moments and, in its header, the step and the best score so far. Random
-numbers need no state: every step seeds its own from the run's seed and the step. Any number of
-processes can resume.
+needs: weights, the optimizer's moments and, in its header, the step and the best score so far.
+Random numbers need no state: every step seeds its own from the run's seed and the step. Any number
+of processes can resume.
 """
 
 import copy
@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from manyheads.errors import DataError
 from manyheads.fileio import check_sum, replace_file
+from manyheads.train.ema import Ema
 from manyheads.train.step import World
 
 WEIGHTS = "model.safetensors"
@@ -32,6 +33,7 @@ LAST = "state/last.safetensors"
 SHARDS = "state/shards.json"  # release 0.1, FSDP: PyTorch's format, which is a pickle
 FORMAT = 1
 HEADER = "manyheads"
+MOMENTS = {"adam": ("step", "exp_avg", "exp_avg_sq"), "muon": ("momentum_buffer",)}
 
 Tensors = dict[str, Tensor]
 
@@ -130,18 +132,22 @@ def is_begun(folder: Path) -> bool:
     return (folder / LAST).exists() or (folder / SHARDS).exists()
 
 
-def state_of(model: nn.Module, optimizer: Optimizer) -> Tensors:
-    """Weights and moments by name."""
+def state_of(model: nn.Module, optimizer: Optimizer, ema: Ema | None = None) -> Tensors:
+    """Weights, moments and averages by name."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
-            tensors[f"adam.{key}.{names[id(parameter)]}"] = torch.as_tensor(value)
-    return tensors
+            owner = next(owner for owner, keys in MOMENTS.items() if key in keys)
+            tensors[f"{owner}.{key}.{names[id(parameter)]}"] = torch.as_tensor(value)
+    averages = {} if ema is None else ema.averages
+    return tensors | {f"ema.{name}": average for name, average in averages.items()}
 
 
-def load_state(folder: Path, model: nn.Module, optimizer: Optimizer) -> Progress:
-    """Restore model and optimizer to the last saved step."""
+def load_state(
+    folder: Path, model: nn.Module, optimizer: Optimizer, ema: Ema | None = None
+) -> Progress:
+    """Restore model, optimizer and averages to the last saved step."""
     path = folder / LAST
     if not path.exists() and (folder / SHARDS).exists():
         raise DataError(
@@ -155,14 +161,17 @@ def load_state(folder: Path, model: nn.Module, optimizer: Optimizer) -> Progress
     load_weights(model, weights, path)
     try:
         for name, parameter in model.named_parameters():
-            if f"adam.step.{name}" not in tensors:  # no loss reached it
-                continue
-            for key in ("step", "exp_avg", "exp_avg_sq"):
-                # The fused update needs the step, too, on the parameter's device.
-                step = torch.zeros((), device=parameter.device)
-                moment = step if key == "step" else torch.zeros_like(parameter)
-                moment.copy_(_shard_like(moment, tensors[f"adam.{key}.{name}"]))
-                optimizer.state[parameter][key] = moment
+            for owner, keys in MOMENTS.items():
+                if f"{owner}.{keys[0]}.{name}" not in tensors:  # another's, or no loss reached it
+                    continue
+                for key in keys:
+                    # The fused update needs the step, too, on the parameter's device.
+                    step = torch.zeros((), device=parameter.device)
+                    moment = step if key == "step" else torch.zeros_like(parameter)
+                    moment.copy_(_shard_like(moment, tensors[f"{owner}.{key}.{name}"]))
+                    optimizer.state[parameter][key] = moment
+        for name, average in ema.averages.items() if ema is not None else ():
+            average.copy_(_shard_like(average, tensors[f"ema.{name}"]))
         return Progress(**about)
     except (KeyError, TypeError) as error:
         raise DataError(f"{path} is damaged: it lacks {error}") from None
@@ -225,9 +234,10 @@ class Checkpointer:
         saved_model: nn.Module,
         world: World,
         replica: nn.Module | None = None,
+        ema: Ema | None = None,
     ) -> None:
         self.folder, self.world, self.replica = folder, world, replica
-        self.model, self.optimizer, self.saved_model = model, optimizer, saved_model
+        self.model, self.optimizer, self.ema, self.saved_model = model, optimizer, ema, saved_model
         self.is_asynchronous = next(model.parameters()).is_cuda and not world.is_distributed
         self.pending: Future[None] | None = None
 
@@ -235,11 +245,11 @@ class Checkpointer:
         """Restore the last state, if there is one."""
         if not is_begun(self.folder):
             return None
-        return load_state(self.folder, self.model, self.optimizer)
+        return load_state(self.folder, self.model, self.optimizer, self.ema)
 
     def save(self, progress: Progress, *, snapshot: bool = False) -> None:
         """Save a state to resume from and, for averaging, a snapshot of the weights."""
-        state = self.world.gather(state_of(self.model, self.optimizer))
+        state = self.world.gather(state_of(self.model, self.optimizer, self.ema))
         weights = self.world.gather(self.saved_model.state_dict()) if snapshot else None
         if self.is_asynchronous:
             self.close()

@@ -10,7 +10,7 @@ import math
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
@@ -23,6 +23,7 @@ from torch import nn
 from manyheads.errors import DataError, UserError
 from manyheads.optimize import can_capture, checkpoint_blocks, compile_blocks, optimize
 from manyheads.train.checkpoint import Checkpointer, Progress
+from manyheads.train.ema import Ema
 from manyheads.train.metrics import Bar, LogWindow, Metrics
 from manyheads.train.optimizer import Train, build_optimizer, learning_rate
 from manyheads.train.step import (
@@ -174,8 +175,9 @@ class Trainer:
                 single = train.accumulate == 1
                 self.forward_backward = CudaGraphs(self.objective, self.dtype, single_pass=single)
         self.optimizer = build_optimizer(model, train)  # now: sharding replaces parameters
+        self.ema = Ema(model, train.ema_decay) if train.ema_decay else None
         self.checkpointer = Checkpointer(
-            folder, model, self.optimizer, self.saved_model, world, replica
+            folder, model, self.optimizer, self.saved_model, world, replica, self.ema
         )
         self.progress = self.checkpointer.load() or Progress(data=task.digest)
         self._check_progress()
@@ -232,7 +234,8 @@ class Trainer:
                 if validates or saves or stop:
                     self._check_weights()
                 if validates:
-                    self._validate(bar)
+                    with self.ema.swapped() if self.ema is not None else nullcontext():
+                        self._validate(bar)
                 if validates and self._is_stalled():
                     bar.say(f"stopped early: no better loss since step {progress.best_step}")
                     saves = True
@@ -267,11 +270,14 @@ class Trainer:
         for batch in batches:
             stats.add_counts(self.task.tokens(batch), self.objective.counts(batch))
         self.forward_backward(batches, stats)
-        if self.train.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.train.clip)
+        norm: Any = nn.utils.clip_grad_norm_(self.model.parameters(), self.train.clip or math.inf)
+        stats.grad_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of FSDP
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.train, self.dim, step + 1)
+            rate = learning_rate(self.train, self.dim, step + 1)
+            group["lr"] = rate * group.get("lr_scale", 1.0)
         self.optimizer.step()
+        if self.ema is not None:
+            self.ema.update(step + 1)
         self.forward_backward.zero_grad()
         return stats
 

@@ -23,6 +23,7 @@ class LogWindow(StepStats):
     def __init__(self) -> None:
         super().__init__()
         self.unchecked: list[StepStats] = []
+        self.steps = 0
         self.began = time.monotonic()
 
     def add_step(self, step: StepStats) -> None:
@@ -31,16 +32,19 @@ class LogWindow(StepStats):
             self.sums[name] = self.sums[name] + nll if name in self.sums else nll
         self.weights = step.weights
         self.dropped, self.routed = self.dropped + step.dropped, self.routed + step.routed
+        self.grad_norm, self.steps = self.grad_norm + step.grad_norm, self.steps + 1
         self.unchecked.append(step)
 
     def scores(self) -> dict[str, float]:
-        """The weighted loss, the mean of each term where there are several, and throughput."""
+        """The weighted loss, the mean of each term where there are several, the mean norm of the
+        gradient, and throughput."""
         means = {name: float(nll) / max(1, self.counts[name]) for name, nll in self.sums.items()}
         scores = {"loss": sum(weight * means[name] for name, weight in self.weights.items())}
         if len(means) > 1:
             scores |= {f"{name}_loss": mean for name, mean in means.items()}
         if self.routed:
             scores["dropped"] = float(self.dropped) / float(self.routed)
+        scores["grad_norm"] = float(self.grad_norm) / max(1, self.steps)
         seconds = max(1e-9, time.monotonic() - self.began)
         return scores | {"tokens_per_second": self.tokens / seconds}
 

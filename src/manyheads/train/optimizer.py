@@ -1,8 +1,8 @@
-"""Adam, and learning rates as pure functions of the step."""
+"""Optimizers, and learning rates as pure functions of the step."""
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from manyheads.config import (
     Renamed,
 )
 from manyheads.errors import UserError
+from manyheads.train.muon import MuonAdamW, split_matrices
 
 TooLong = Annotated[Literal["refuse", "skip", "truncate"], Renamed(cut="truncate")]
 
@@ -30,21 +31,35 @@ class Train:
     batch_tokens: Annotated[Count, "Tokens in a micro-batch"] = 4096
     batch_rows: Annotated[Count | None, "Texts in a micro-batch, in place of batch_tokens"] = None
     accumulate: Annotated[Count, "Micro-batches in a step (gradient accumulation)"] = 1
+    optimizer: Annotated[
+        Literal["adamw", "muon"], "muon: Muon for matrices of blocks, AdamW for the rest"
+    ] = "adamw"
     schedule: Annotated[
-        Literal["transformer", "cosine", "linear", "constant"],
+        Literal["transformer", "cosine", "linear", "constant", "wsd"],
         "Learning-rate schedule; transformer: d^-0.5 · min(step^-0.5, step · warmup^-1.5)",
     ] = "transformer"
     learning_rate: Annotated[Positive | None, "Peak learning rate"] = None
+    muon_learning_rate: Annotated[
+        Positive | None, "Muon: peak learning rate of its matrices; none: learning_rate"
+    ] = None
     warmup_steps: Annotated[Natural, "Steps in which the learning rate rises"] = 4000
     warmup_ratio: Annotated[Probability | None, "The same as a fraction of all steps"] = None
+    decay_ratio: Annotated[
+        Fraction, "wsd (warm-up, stable, decay): fraction of all steps in which the rate falls"
+    ] = 0.2
     min_lr_ratio: Annotated[Fraction, "Final learning rate as a fraction of the peak"] = 0.0
     beta1: Annotated[Probability, "Adam: decay of the first moment"] = 0.9
     beta2: Annotated[Probability, "Adam: decay of the second moment"] = 0.98
     eps: Annotated[NonNegative, "Adam: added to the denominator"] = 1e-9
     weight_decay: Annotated[NonNegative, "Decoupled weight decay of matrices"] = 0.0
     clip: Annotated[Positive | None, "Largest norm of the gradient (gradient clipping)"] = 1.0
+    ema_decay: Annotated[
+        Probability, "EMA of the weights: its decay; validation and saved model use it; 0 is off"
+    ] = 0.0
     label_smoothing: Annotated[Probability, "Label smoothing of the cross-entropy"] = 0.1
     rdrop_alpha: Annotated[NonNegative, "R-Drop: weight of the KL divergence; 0 is off"] = 0.0
+    simcut_alpha: Annotated[NonNegative, "SimCut: weight of the KL divergence; 0 is off"] = 0.0
+    simcut_p: Annotated[Probability, "SimCut: probability that a token vector is zero"] = 0.05
     bpe_dropout_copies: Annotated[Count, "BPE-dropout: segmentations of the corpus; 1 is off"] = 1
     bpe_dropout: Annotated[Probability, "BPE-dropout: probability of dropping a merge"] = 0.1
     too_long: Annotated[TooLong, "Texts longer than model.max_length"] = "refuse"
@@ -93,6 +108,17 @@ class Train:
             raise UserError(f"train.schedule={self.schedule} needs a train.learning_rate")
         if self.deterministic and self.compile == "yes":
             raise UserError("train.compile=yes is not deterministic: remove it")
+        if self.optimizer == "muon" and self.parallel == "fsdp":
+            raise UserError("train.optimizer=muon needs whole matrices: set train.parallel=ddp")
+        if self.rdrop_alpha and self.simcut_alpha:
+            raise UserError("train.rdrop_alpha and train.simcut_alpha exclude each other: set one")
+        if self.ema_decay and self.average_checkpoints > 1:
+            raise UserError(
+                f"train.ema_decay={self.ema_decay} averages the weights already: "
+                "remove train.average_checkpoints"
+            )
+        if self.muon_learning_rate is not None and self.learning_rate is None:
+            raise UserError("train.muon_learning_rate needs a train.learning_rate")
 
     def settled(self, per_epoch: int) -> "Train":
         """With steps and warm-up as numbers, given the steps of an epoch."""
@@ -115,7 +141,8 @@ def learning_rate(train: Train, dim: int, step: int) -> float:
 
     transformer: d^−½ · min(step^−½, step · warmup^−3/2) (Vaswani et al. 2017); with a
     learning_rate, the same curve with that peak. The others rise linearly to learning_rate and
-    then decay by a cosine, linearly, or not at all, to min_lr_ratio of it.
+    then decay by a cosine, linearly, or not at all, to min_lr_ratio of it; wsd decays linearly in
+    the last decay_ratio of all steps.
     """
     warmup = max(1, train.warmup_steps)
     if train.schedule == "transformer":
@@ -131,21 +158,40 @@ def learning_rate(train: Train, dim: int, step: int) -> float:
         "cosine": 0.5 * (1 + math.cos(math.pi * min(1.0, done))),
         "linear": max(0.0, 1 - done),
         "constant": 1.0,
+        "wsd": min(1.0, max(0, train.steps + 1 - step) / max(1, train.decay_ratio * train.steps)),
     }[train.schedule]
     return train.learning_rate * (train.min_lr_ratio + (1 - train.min_lr_ratio) * left)
 
 
 def build_optimizer(model: nn.Module, train: Train) -> torch.optim.Optimizer:
-    """AdamW, fused, with weight decay on matrices, not on norms, biases and vectors."""
-    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
-    return torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": train.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ],
-        lr=0.0,
-        betas=(train.beta1, train.beta2),
-        eps=train.eps,
-        fused=True,
+    """AdamW, fused, with weight decay on matrices, not on norms, biases and vectors.
+
+    With train.optimizer=muon, Muon for the matrices of blocks (train/muon.py). A group's learning
+    rate is `lr_scale` of the schedule's.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    muon = split_matrices(model) if train.optimizer == "muon" else {}
+    groups: list[dict[str, Any]] = [
+        {
+            "params": [p for p in trained if p.ndim >= 2 and p not in muon],
+            "weight_decay": train.weight_decay,
+        },
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    if train.optimizer == "muon":
+        if not muon:
+            raise UserError("train.optimizer=muon needs a model with Transformer blocks: remove it")
+        rates = train.muon_learning_rate, train.learning_rate
+        groups.append(
+            {
+                "params": list(muon),
+                "rows": list(muon.values()),
+                "weight_decay": train.weight_decay,
+                "lr_scale": rates[0] / rates[1] if rates[0] and rates[1] else 1.0,
+            }
+        )
+    grouped = [id(p) for group in groups for p in group["params"]]
+    assert sorted(grouped) == sorted(map(id, trained)), "a parameter is not in exactly one group"
+    return (MuonAdamW if muon else torch.optim.AdamW)(
+        groups, lr=0.0, betas=(train.beta1, train.beta2), eps=train.eps, fused=True
     )

@@ -134,6 +134,7 @@ class StepStats:
         self.weights: dict[str, float] = {}
         self.dropped: Tensor | int = 0
         self.routed: Tensor | int = 0
+        self.grad_norm: Tensor | float = 0.0  # before clipping
 
     def add_counts(self, tokens: int, counts: dict[str, int]) -> None:
         """Of a micro-batch, before any is computed: gradients need the counts of all."""
