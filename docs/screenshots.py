@@ -37,7 +37,7 @@ VIEWS = {
     "attention-qk": "/attention?run=RUN&view=qk&layer=1&head=1&cell=2,2",
     "attention-knocked-out": "/attention?run=RUN&off=decoder.cross.1.1+decoder.cross.1.3&layer=1",
     "attention-dark": "/attention?run=RUN&map=encoder.self&view=rollout&by=entropy&theme=dark",
-    "attention-presenter": "/attention?run=RUN&layer=1&head=1&present=1",
+    "attention-stage": "/attention?run=RUN&layer=1&head=1&stage=1",
     "translate": "/translate?run=RUN&text=This+newspaper+is+not+new.&layer=1&head=1&cell=3,3",
     "translate-alternatives": "/translate?run=RUN&at=4&layer=all",
     "decode": "/decode?run=RUN&temperature=1.5&top_k=5&node=20",

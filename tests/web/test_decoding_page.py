@@ -105,8 +105,8 @@ def test_gold_stands_beside_the_map_of_an_own_sentence(
     error = f"{100 * gold['errors']['weights'][1][0]:.4g} %"
     expect(page.locator(".alignment .note").first).to_contain_text(error)
     drawn = pixels(page, ".heatmap:nth-of-type(2) .plane > canvas")
-    bright = {(s, t) for t, s in np.argwhere(drawn[..., 0] == 253).tolist()}
-    assert bright == pair.alignment
+    inked = {(s, t) for t, s in np.argwhere(drawn[..., 0] == 16).tolist()}
+    assert inked == pair.alignment
     # The translation that is shown is compared, not always the first.
     requested = {"run": "translator", "text": pair.source, "beam": 2}
     second = reported(address, "/api/translate", **requested)["hypotheses"][1]["text"]

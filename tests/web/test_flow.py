@@ -35,6 +35,7 @@ from manyheads.web.app import build_app
 from manyheads.web.flow import MOST_TOKENS, follow, source
 from manyheads.web.forward import SizeLimit
 from manyheads.web.guard import Limits
+from manyheads.web.provenance import Cell, provenance
 from manyheads.web.trace import stacks
 from manyheads.web.traces import Trace
 
@@ -109,12 +110,13 @@ def test_scores_and_mask_make_weights_and_weights_mix_values(
                 for what in actual
                 if what.startswith(f"{stack}.{kind}.")
             }
-            masked = part["scores"] + part.get("bias", 0) + part["mask"][:, None]
-            near(part["masked"], masked)
+            mask = part["mask"][:, None] if "mask" in part else torch.zeros(1)
+            masked = part["scores"] + part.get("bias", 0) + mask
+            near(part.get("masked", part["scores"]), masked)
             near(part["weights"], masked.softmax(-1))
             mixed = einsum(part["weights"], part["v"], "l h t s, l h s c -> l h t c")
             near(part["mix"], mixed + part.get("spread", 0))
-            assert (part["mask"] == -math.inf).any() == (stack == "decoder" and kind == "self")
+            assert ("mask" in part) == (stack == "decoder" and kind == "self")
             assert ("bias" in part) == (
                 kind == "self"
                 and run.run.model.position.kind in ("t5", "shaw", "alibi", "relative")
@@ -161,6 +163,38 @@ def test_every_sum_is_what_came_in_and_what_the_part_gave(name: str, tokenizer: 
                 near(actual[f"{stack}.feedforward.output"][layer], block.feedforward.outer(inside))
         if pre:
             near(actual[f"{stack}.states"], module.last_norm(x))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_the_terms_of_a_cell_add_up_to_its_number(name: str, tokenizer: Tokenizer) -> None:
+    run = opened(MODELS[name], tokenizer)
+    trace = followed(run)
+    explained = set()
+    for box, values in trace.tensors.items():
+        layered = box.count(".") == 2
+        row, column = values.shape[-2] - 1, 1
+        terms = provenance(trace, run.model, Cell(box, 1, 2, row, column))
+        number = values[1] if layered else values
+        number = number[2] if number.ndim == 3 else number
+        if "total" not in terms:
+            continue
+        explained.add(box)
+        parts = [item["value"] for item in (*terms["terms"], terms["others"], *terms["added"])]
+        near(torch.tensor(sum(parts)), torch.tensor(terms["sum"]))
+        assert terms["total"] == pytest.approx(float(number[row, column]), abs=1e-5), box
+    last = trace.manifest["columns"][-1]["name"]
+    expected = {f"{last}.self.{what}" for what in ("v", "weights", "mix", "output", "norm", "sum")}
+    assert expected <= explained
+
+
+@torch.no_grad()
+def test_the_bus_is_as_wide_as_the_residual_stream(tokenizer: Tokenizer) -> None:
+    trace = followed(opened(MODELS["seq2seq-post"], tokenizer))
+    for column in trace.manifest["columns"]:
+        for name, norms in column["norms"].items():
+            near(torch.tensor(norms), trace.tensors[name].norm(dim=-1).mean(-1).reshape(-1))
+        assert column["stream"][1] == f"{column['name']}.self.norm"
 
 
 @torch.no_grad()

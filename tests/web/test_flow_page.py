@@ -9,10 +9,9 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-from matplotlib import colormaps
 from tests.web import test_page
 from tests.web.small_pages import SENTENCE
-from tests.web.test_page import expect, pixels, settled, visit
+from tests.web.test_page import INK, expect, pixels, settled, visit
 
 from manyheads.loading import load_torch_run
 
@@ -38,7 +37,7 @@ def test_a_box_shows_the_numbers_of_the_tensor(page: Any, address: str) -> None:
     """Every pixel of the large map and of the small one; least and greatest; formula and code."""
     visit(page, f"{FLOW}&box=decoder.cross.weights&layer=1&head=1&cell=1,2")
     weights = numbers(address, "decoder.cross.weights", layer=1, head=1)
-    table = (np.array([colormaps["viridis"](i)[:3] for i in range(256)]) * 255).round()
+    table = INK
     expected = table[(weights * 255).round().astype(int)]
     assert np.array_equal(pixels(page, ".plane > canvas")[..., :3], expected)
     assert np.array_equal(
@@ -90,6 +89,8 @@ def test_a_link_leads_to_the_same_box(page: Any) -> None:
     page.keyboard.press("ArrowDown")
     expect(page).to_have_url(re.compile("cell=1%2C0"))
     expect(title).to_contain_text("Hidden")
+    readout = page.locator(".heatmap .readout").inner_text()
+    expect(page.locator(".origin small")).to_contain_text(readout.split(",")[0])
     seen, link = page.locator("main").inner_text(), page.url
     visit(page, "/tokens")
     visit(page, link)
@@ -123,7 +124,7 @@ def test_boxes_are_saved_as_files_that_open_offline(
     tmp_path: Path,
 ) -> None:
     visit(page, FLOW)
-    expect(page.locator(".columns > section")).to_have_count(2)
+    assert page.locator(".tile canvas").count() > 20
     single = browser.new_context(offline=True).new_page()
     for kind in ("SVG", "HTML"):
         with page.expect_download() as download:
@@ -139,8 +140,57 @@ def test_models_of_one_stack_have_one_column(page: Any) -> None:
     for run, last in (("deep/writer", "decoder"), ("reader", "encoder")):
         visit(page, f"/flow?run={run}")
         expect(page.locator("#problem")).to_be_hidden()
-        expect(page.locator(".columns > section")).to_have_count(1)
+        expect(page.locator(".edge.encoder")).to_have_count(0)
         expect(page.locator(".tile").last).to_have_id(f"box-{last}.distribution")
+
+
+def test_edges_follow_the_computation(page: Any, address: str) -> None:
+    """Q and K to the scores, V to the mix, the encoder to every cross-attention; one layer open."""
+    visit(page, f"{FLOW}&box=decoder.cross.weights&layer=1")
+    edges = page.locator(".edge").evaluate_all(
+        "all => all.map(e => [e.dataset.from, e.dataset.to])"
+    )
+    cross = "decoder.cross"
+    for start, end in (("q", "scores"), ("k", "scores"), ("scores", "weights"), ("v", "mix")):
+        assert [f"{cross}.{start}", f"{cross}.{end}"] in edges
+    targets = {end for start, end in edges if start == "encoder.states"}
+    assert targets == {"decoder.cross.0", "decoder.cross.1"}
+    assert page.locator("[id='box-decoder.cross.mask']").count() == 0  # would be a no-op
+    drawn = page.locator(".bus").evaluate_all(
+        "all => all.map(e => [Number(e.dataset.norm), Number(e.getAttribute('width'))])"
+    )
+    shares = [width / norm for norm, width in drawn]
+    assert np.allclose(shares, shares[0], rtol=1e-3)
+    totals = numbers(address, "encoder.self.sum")
+    assert any(np.isclose(norm, np.linalg.norm(totals, axis=-1)[1].mean()) for norm, _ in drawn)
+
+
+def test_a_cell_shows_the_sum_that_makes_it(page: Any, address: str) -> None:
+    visit(page, f"{FLOW}&box=decoder.cross.scores&layer=1&head=1&cell=1,2")
+    total = page.locator(".origin .total output")
+    scores = numbers(address, "decoder.cross.scores", layer=1, head=1)
+    assert np.isclose(float(total.inner_text()), scores[1, 2], rtol=1e-4)
+    page.locator(".plane > canvas").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".origin small")).to_contain_text("q · k")
+    expect(total).not_to_have_text(str(scores[1, 2]))
+    page.wait_for_function(
+        "number => Math.abs(document.querySelector('.origin output').textContent - number) < 1e-4",
+        arg=float(scores[1, 3]),
+    )
+
+
+def test_zoom_from_model_to_head_by_keys(page: Any) -> None:
+    visit(page, f"{FLOW}&box=decoder.cross.weights&zoom=model")
+    expect(page.locator(".closed")).to_have_count(10)
+    page.keyboard.press("+")
+    expect(page.locator("[id='box-encoder.self.q']")).to_be_visible()
+    page.keyboard.press("+")
+    expect(page.locator("[id='box-encoder.self.q']")).to_have_count(0)
+    expect(page.locator("[id='box-decoder.cross.q']")).to_be_visible()
+    expect(page.locator(".diagram text.row").first).to_have_text("<s>")
+    page.keyboard.press("-")
+    expect(page.locator("[id='box-encoder.self.q']")).to_be_visible()
 
 
 def test_another_text_has_other_boxes_and_is_never_markup(page: Any) -> None:

@@ -29,10 +29,21 @@ PAGES = ("/", "/train", "/flow", "/attention", "/translate", "/decode", "/tokens
 PAGES += ("/positions", "/lens", "/fill", "/image", "/music", "/watch", "/tour")
 TRANSLATOR = f"/attention?run=translator&text={quote(SENTENCE)}"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+STOPS = ((255, 255, 255), (196, 203, 219), (132, 144, 178), (70, 82, 125), (16, 20, 48))
 PIXELS = """canvas => {
   const image = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
   return [canvas.height, canvas.width, Array.from(image.data)];
 }"""
+
+
+def scale(stops: tuple[tuple[int, int, int], ...]) -> np.ndarray:
+    """256 colours between stops; half up, as JavaScript rounds."""
+    at = np.linspace(0, len(stops) - 1, 256)
+    parts = [np.interp(at, range(len(stops)), part) for part in zip(*stops, strict=True)]
+    return np.floor(np.stack(parts, -1) + 0.5)
+
+
+INK = scale(STOPS)
 
 
 @pytest.fixture(scope="module")
@@ -127,14 +138,16 @@ def test_every_page_loads_whole(page: Any) -> None:
 
 
 def test_a_pixel_is_the_number_of_the_tensor(page: Any, address: str) -> None:
-    """Every cell of the large map and of a small one, by viridis as matplotlib has it."""
-    visit(page, f"{TRANSLATOR}&map=encoder.self&layer=1&head=0")
+    """Every cell of the large map and of a small one: white to ink, or matplotlib's viridis."""
+    viridis = (np.array([colormaps["viridis"](i)[:3] for i in range(256)]) * 255).round()
     trace = requested(page, address, run="translator", text=SENTENCE)["trace"]
-    table = (np.array([colormaps["viridis"](i)[:3] for i in range(256)]) * 255).round()
     large = weights(address, trace, "encoder.self", 1, 0)
-    expected = table[(large * 255).round().astype(int)]
-    assert np.array_equal(pixels(page, ".plane > canvas")[..., :3], expected)
-    assert np.array_equal(pixels(page, "[aria-label^='layer 2, head 1'] canvas")[..., :3], expected)
+    for palette, table in (("", INK), ("&palette=viridis", viridis)):
+        visit(page, f"{TRANSLATOR}&map=encoder.self&layer=1&head=0{palette}")
+        expected = table[(large * 255).round().astype(int)]
+        assert np.array_equal(pixels(page, ".plane > canvas")[..., :3], expected)
+        small = "[aria-label^='layer 2, head 1'] canvas"
+        assert np.array_equal(pixels(page, small)[..., :3], expected)
 
 
 def test_another_sentence_has_other_maps(page: Any) -> None:
@@ -161,6 +174,20 @@ def test_a_head_knocked_out_changes_the_output(page: Any) -> None:
     page.keyboard.press("x")  # and back again, by its key
     expect(output).to_have_count(1)
     assert output.inner_text() == full
+
+
+def test_the_sweep_is_the_knock_out_of_every_head(page: Any, address: str) -> None:
+    visit(page, f"{TRANSLATOR}&target=Der+Hund.&layer=1&head=1&sweep=1")
+    body = {"run": "translator", "text": SENTENCE, "target": "Der Hund."}
+    full, without = (
+        requested(page, address, **body, off=off)["output"]["log_probability"]
+        for off in ([], ["decoder.cross.1.1"])
+    )
+    readout = page.locator(".split .stacked > .heatmap .readout")
+    expect(readout).to_contain_text("head 2")
+    assert float(readout.inner_text().rsplit(" ", 1)[1]) == pytest.approx(without - full, abs=1e-4)
+    size = page.locator(".split .stacked > .heatmap canvas").first
+    assert size.evaluate("c => [c.height, c.width]") == [6, 2]
 
 
 def test_a_link_restores_what_was_seen(page: Any) -> None:
@@ -218,8 +245,19 @@ def test_keys_alone_walk_the_page(page: Any, address: str) -> None:
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_contain_text("knock")
     page.keyboard.press("Escape")
-    page.keyboard.press("p")
-    expect(page.locator("html")).to_have_class("presenter")
+    page.keyboard.press("s")
+    staged = page.locator("figure.staged")
+    expect(staged).to_have_count(1)
+    expect(page.locator("header")).to_be_hidden()
+    box = staged.bounding_box()
+    assert (box["width"], box["height"]) == (1280, 800)
+    label = page.locator(".staged .labels text").first
+    assert label.evaluate("e => parseFloat(getComputedStyle(e).fontSize) * 2.5") >= 28
+    page.evaluate("() => document.activeElement.blur()")
+    page.keyboard.press("ArrowLeft")
+    expect(staged.locator("figcaption")).to_have_text("Encoder, layer 2, head 1")
+    page.keyboard.press("Escape")
+    expect(page.locator("header")).to_be_visible()
 
 
 def test_what_is_saved_opens_offline(page: Any, browser: Any, address: str, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_colours_up_to_the_greatest_of_a_map(page: Any) -> None:
     settled(page)
     assert "colours=own" in page.url
     assert page.locator(".heatmap .readout").inner_text() == readout
-    last = np.array([253, 231, 37])  # of viridis
+    last = np.array([16, 20, 48])  # ink
     for selector in (".plane > canvas", "[aria-label^='layer 2, head 2'] canvas"):
         drawn = pixels(page, selector)[..., :3]
         assert (drawn == last).all(-1).any(), selector

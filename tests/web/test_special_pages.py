@@ -10,12 +10,12 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 import torch
+from matplotlib import colormaps
 from tests.web.small_models import SENTENCE, make_models
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 shared = pytest.importorskip("tests.web.test_page", reason="needs chromium")
 
-from matplotlib import colormaps  # noqa: E402
 from starlette.testclient import TestClient  # noqa: E402
 from tests.web.test_server import HERE, ask, tensor  # noqa: E402
 
@@ -31,6 +31,9 @@ MIDDLES = """(canvas, side) => Array.from({ length: side * side }, (_, at) => {
   return Array.from(canvas.getContext("2d").getImageData(...place, 1, 1).data).slice(0, 3);
 })"""
 VIRIDIS = (np.array([colormaps["viridis"](i)[:3] for i in range(256)]) * 255).round()
+RED_BLUE = ((5, 48, 97), (51, 122, 183), (146, 197, 222), (255, 255, 255))
+RED_BLUE += ((244, 165, 130), (203, 77, 67), (103, 0, 31))
+SIGNED, INK = shared.scale(RED_BLUE), shared.INK
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +58,13 @@ def saved(page: Any, part: Any, kind: str) -> bytes:
     return Path(download.value.path()).read_bytes()
 
 
-def colours(values: torch.Tensor, low: float, high: float) -> np.ndarray:
+def colours(values: torch.Tensor, low: float, high: float, table: np.ndarray = INK) -> np.ndarray:
+    """Signed colours around zero if values have both signs, else from white to ink."""
+    if low < 0 < high:
+        high = max(-low, high)
+        low, table = -high, SIGNED
     share = (values.double().numpy() - low) / (high - low)
-    actual: np.ndarray = VIRIDIS[np.floor(share * 255 + 0.5).clip(0, 255).astype(int)]
+    actual: np.ndarray = table[np.floor(share * 255 + 0.5).clip(0, 255).astype(int)]
     return actual
 
 
@@ -117,7 +124,7 @@ def test_the_lens_shows_the_tokens_of_the_model(page: Any, client: TestClient) -
     chance = actual["probabilities"][-1][-1][0]
     piece = actual["pieces"][str(actual["top"][-1][-1][0])]
     assert last.inner_text().strip("·").strip() == piece.strip()
-    colour = [int(item) for item in VIRIDIS[int(chance * 255 + 0.5)]]
+    colour = [int(item) for item in INK[int(chance * 255 + 0.5)]]
     style = last.evaluate("cell => getComputedStyle(cell).backgroundColor")
     assert [int(item) for item in re.findall(r"\d+", style)] == colour
     readout = page.locator(".lens .readout")
@@ -178,7 +185,7 @@ def test_patches_are_coloured_by_their_weight(page: Any, client: TestClient) -> 
     weights = tensor(client, actual["trace"], "encoder.self.weights")[0, 1]
     row = weights[0, 1:]
     drawn = page.locator(".overlay canvas").evaluate(MIDDLES, 4)
-    assert np.array_equal(np.array(drawn), colours(row, 0.0, float(row.max())))
+    assert np.array_equal(np.array(drawn), colours(row, 0.0, float(row.max()), VIRIDIS))
     readout = page.locator(".readout").first
     page.locator(".overlay canvas").focus()
     page.keyboard.press("ArrowDown")

@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 import shutil
+import time
 import urllib.request
 import zlib
 from pathlib import Path
@@ -112,6 +113,59 @@ def test_a_frame_takes_less_than_a_thirtieth_of_a_second(page: Any) -> None:
         }"""
     )
     assert milliseconds < 33
+
+
+def with_40_probes(folder: Path) -> str:
+    """A run with as many probes as a long one: those of `translator`, repeated at later steps."""
+    copied = folder / "long"
+    if not copied.exists():
+        shutil.copytree(folder / "translator", copied)
+        lines = [
+            {**probe, "step": probe["step"] + 1 + 31 * at}
+            for at in range(40 // len(probes(folder)) + 1)
+            for probe in probes(folder)
+        ]
+        text = "".join(f"{json.dumps(line)}\n" for line in lines[:40])
+        (copied / "probes" / "probes.jsonl").write_text(text, "utf-8")
+    return "/watch?run=long"
+
+
+def test_space_plays_40_probes_at_30_frames_a_second(page: Any, folder: Path) -> None:
+    visit(page, with_40_probes(folder))
+    page.locator("main").press("Home")
+    page.locator("main").press("Space")
+    frames, seconds, steps = page.evaluate(
+        """() => new Promise((done) => {
+          const canvas = document.querySelector("canvas.watch");
+          const [seen, begun] = [new Set(), performance.now()];
+          let frames = 0;
+          const tick = (now) => {
+            frames++;
+            const step = canvas.getAttribute("aria-valuenow");
+            seen.add(step);
+            if (step !== canvas.getAttribute("aria-valuemax")) requestAnimationFrame(tick);
+            else done([frames, (now - begun) / 1000, seen.size]);
+          };
+          requestAnimationFrame(tick);
+        })"""
+    )
+    assert 5 < seconds < 7
+    assert frames / seconds >= 30
+    assert steps >= 40
+
+
+def test_the_film_is_a_video_of_six_seconds(page: Any, tmp_path: Path) -> None:
+    visit(page, PLACE)
+    begun = time.monotonic()
+    with page.expect_download(timeout=15_000) as download:
+        page.get_by_role("button", name="Film").click()
+    assert 6 < time.monotonic() - begun < 10
+    path = tmp_path / "watch.webm"
+    download.value.save_as(path)
+    data = path.read_bytes()
+    assert data.startswith(bytes.fromhex("1a45dfa3"))  # EBML, the container of WebM
+    assert b"webm" in data[:64]
+    assert len(data) > 50_000
 
 
 def test_a_new_probe_appears_by_itself(page: Any, folder: Path) -> None:

@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from manyheads.models.capture import Kind
-from manyheads.web.forward import ForwardPass, SizeLimit, continuation, forward_text
+from manyheads.web.forward import ForwardPass, SizeLimit, continuation, forward_text, sweep_heads
 from manyheads.web.guard import Limits
 from manyheads.web.heads import HeadId, rollout, statistics
 from manyheads.web.library import Library
 from manyheads.web.responses import Dtype, Fields, Problem, dtype_of, json_answer, tensor_answer
 from manyheads.web.traces import Trace, Traces
 
+SWEEP_SECONDS = 20.0  # at most, for one request
 MOST_OFF = 4096  # more heads than any supported model has
 BYTES: dict[Dtype, int] = {"f32": 4, "f16": 2, "u8": 1}
 PACKING = Lock()  # one at a time: the intermediate tensors are larger than the responses
@@ -64,6 +65,20 @@ def _continue_text(fields: Fields, library: Library, limits: Limits) -> Response
     with library.model(fields.text("run")) as opened:
         continued = continuation(opened, fields.text("text", ""), off, limit)
     return json_answer({"text": continued})
+
+
+async def sweep(request: Request) -> Response:
+    """POST {run, text, target?}: log P of the same target without each head."""
+    fields = await Fields.of_body(request)
+    state = request.app.state
+    return await run_in_threadpool(_sweep, fields, state.library, state.limits)
+
+
+def _sweep(fields: Fields, library: Library, limits: Limits) -> Response:
+    limit = SizeLimit(limits.tokens, limits.trace_bytes)
+    text, target = fields.text("text", ""), fields.optional_text("target")
+    with library.model(fields.text("run")) as opened:
+        return json_answer(sweep_heads(opened, text, target, limit, SWEEP_SECONDS))
 
 
 def trace_of(forward_pass: ForwardPass, about: dict[str, Any]) -> Trace:
@@ -184,5 +199,6 @@ def divided_by_maximum(maps: Float[Tensor, "*n t s"]) -> Float[Tensor, "*n t s"]
 ROUTES = [
     Route("/api/trace", trace, methods=["POST"]),
     Route("/api/trace/{trace}/tensor/{name}", tensor),
+    Route("/api/sweep", sweep, methods=["POST"]),
     Route("/api/continue", continue_text, methods=["POST"]),
 ]

@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import json
+import math
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +25,7 @@ from manyheads.web.forward import ForwardPass, SizeLimit, forward_text
 from manyheads.web.guard import Limits
 from manyheads.web.library import Library
 from manyheads.web.outcome import head_parts
+from manyheads.web.provenance import KINDS, Cell, provenance
 from manyheads.web.responses import Fields, Problem, json_answer
 from manyheads.web.trace import Column, Part, calls_of, forward_parts, stacks
 from manyheads.web.traces import Trace, Traces
@@ -85,6 +87,37 @@ def box_tensors(trace: Trace, layer: int, head: int) -> list[Tensor]:
     return tensors
 
 
+async def cell(request: Request) -> Response:
+    """GET ?box&layer&head&row&column: the terms of the sum that makes a cell of a box."""
+    fields, state = Fields.of_query(request), request.app.state
+    trace = state.traces.get(request.path_params["trace"])
+    return await run_in_threadpool(_cell, fields, trace, state.library)
+
+
+def _cell(fields: Fields, trace: Trace, library: Library) -> Response:
+    box = fields.text("box")
+    known = [item for column in trace.manifest.get("columns", []) for item in column["boxes"]]
+    about = next((item for item in known if item["name"] == box), None)
+    if about is None or about["stage"] == "tokens":
+        raise Problem(404, "this trace has no such box: see the boxes of POST /api/flow")
+    layer, head = (fields.number(name, 2**20) or 0 for name in ("layer", "head"))
+    rows, columns = trace.tensors[box].shape[-2:]
+    row = fields.number("row", rows - 1) or 0
+    column = fields.number("column", columns - 1) or 0
+    with library.model(trace.manifest["run"]) as opened, torch.inference_mode():
+        terms = provenance(trace, opened.model, Cell(box, layer, head, row, column))
+    return json_answer(_finite(terms))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: the mask's −∞ is sent as a string."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return "-Infinity" if value == -math.inf else value
+
+
 def follow(
     opened: TorchRun, text: str, target: str | None, limit: SizeLimit, about: dict[str, Any]
 ) -> Trace:
@@ -103,7 +136,7 @@ def follow(
     columns[-1] = replace(last, after=after)
     parts = [part for item in columns for part in (*item.before, *item.layers, *item.after)]
     tokenize = Tokenizer.framed if isinstance(opened.model, Bert) else Tokenizer.encode
-    functions = [tokenize, *(item for part in parts for item in part.code)]
+    functions = [tokenize, *(item for part in parts if _is_shown(part) for item in part.code)]
     manifest = {
         **about,
         "output": forward_pass.output,
@@ -139,12 +172,40 @@ def _column_json(column: Column, subwords: list[str], split: Callable[..., Any])
         "tokens": subwords,
         "layers": layers,
         "heads": max(heads, default=1),
+        **_stream(column),
         "boxes": [
             _box(ids, "tokens"),
             *(_box(part, "before") for part in column.before),
-            *(_box(part, "layer") for part in column.layers),
+            *(_box(part, "layer") for part in column.layers if _is_shown(part)),
             *(_box(part, "after") for part in column.after),
         ],
+    }
+
+
+def _is_shown(part: Part) -> bool:
+    """False for the input of a layer: it is the output of the layer before."""
+    return not part.name.endswith(".layer.input")
+
+
+def _stream(column: Column) -> dict[str, Any]:
+    """The residual stream: mean ‖x‖ after each part, and one colour scale for all of it.
+
+    `norms` has one number for each layer. `scale` is the 99 % quantile of |x| and of |output|.
+    """
+    parts = {part.name: part.tensor for part in (*column.before, *column.layers)}
+    order = list(parts)
+    names = [f"{column.name}.input"]
+    for kind in KINDS:
+        norm, total = f"{column.name}.{kind}.norm", f"{column.name}.{kind}.sum"
+        if total in parts:
+            names.append(total if order.index(norm) < order.index(total) else norm)
+    outputs = [f"{column.name}.{kind}.output" for kind in KINDS]
+    sizes = [parts[name].abs().flatten() for name in (*names, *outputs) if name in parts]
+    sample = torch.cat([size[:: max(1, len(size) // 2**18)] for size in sizes])
+    return {
+        "stream": names,
+        "norms": {name: parts[name].norm(dim=-1).mean(-1).reshape(-1).tolist() for name in names},
+        "scale": float(sample.quantile(0.99)),
     }
 
 
@@ -186,4 +247,5 @@ def source(code: Callable[..., Any]) -> dict[str, str]:
 ROUTES = [
     Route("/api/flow", flow, methods=["POST"]),
     Route("/api/flow/{trace}/boxes", boxes),
+    Route("/api/flow/{trace}/cell", cell),
 ]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from time import monotonic
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from manyheads.models.heads import Masked
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.tasks.encode import MASKS
 from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.web.guard import check_client
 from manyheads.web.heads import HeadId, Recording, knocked_out, record_attention
 from manyheads.web.responses import Problem
 
@@ -141,6 +143,51 @@ def _translated(
         ("decoder", "cross"): (tokenizer.subwords(expected), source_labels),
     }
     return ForwardPass(record, output, sides)
+
+
+def sweep_heads(
+    opened: TorchRun, text: str, target: str | None, limit: SizeLimit, seconds: float
+) -> dict[str, Any]:
+    """log P of the same text without each head: {"log_probability", "heads": {head: log P}}.
+
+    A translator scores `target`, or the translation of the complete model; a language model the
+    text. The sweep stops after `seconds`; heads that it did not reach are missing.
+    """
+    model: Any = opened.model
+    tokenizer = opened.tokenizer
+    if isinstance(model, EncoderDecoder):
+        translator = Translator(model, tokenizer, opened.run.decode)
+        special = translator.special_tokens
+        source = special.source(tokenizer.encode(text))
+        limit.check(source, model, "the text")
+        with torch.inference_mode():
+            ids = _best(translator, text) if target is None else tokenizer.encode(target)
+        inputs, expected = [source, [special.start, *ids]], [*ids, special.end]
+    elif isinstance(model, Gpt):
+        ids = _prompt(opened, text)
+        inputs, expected = [ids[:-1]], ids[1:]
+    else:
+        raise opened.unsupported("gives a text a probability", "a translator or language model")
+    limit.check(inputs[-1], model, "the target")
+    batches = [_batch(item, opened) for item in inputs]
+    labels = torch.tensor(expected, device=opened.device)
+
+    def score(off: Sequence[HeadId]) -> float:
+        with torch.inference_mode(), knocked_out(model, off):
+            log_probs = model(*batches)[0].float().log_softmax(-1)
+        return float(log_probs.gather(-1, labels[:, None]).sum())
+
+    heads, end = {}, monotonic() + seconds
+    baseline = score([]) if expected else 0.0
+    for stack, layer, attention in attentions(model):
+        kind: Kind = "self" if isinstance(attention, SelfAttention) else "cross"
+        for head in range(attention.config.heads if expected else 0):
+            if monotonic() > end:
+                break
+            check_client()
+            head_id = HeadId(stack, kind, layer, head)
+            heads[str(head_id)] = score([head_id])
+    return {"log_probability": baseline, "heads": heads}
 
 
 def _best(translator: Translator, text: str) -> list[int]:

@@ -190,11 +190,12 @@ def formula(train: Train) -> str:
         "cosine": "½ (1 + cos(π · done))",
         "linear": "(1 − done)",
         "constant": "1",
+        "wsd": f"min(1, (steps + 1 − step) ⁄ ({train.decay_ratio:g} · steps))",
     }[train.schedule]
     if train.min_lr_ratio:
         left = f"{train.min_lr_ratio} + {1 - train.min_lr_ratio:g} · {left}"
-    done = "max(0, step − 1 − warmup) ⁄ (steps − warmup)"
-    return f"peak · min(step ⁄ warmup, {left}), done = {done}"
+    done = ", done = max(0, step − 1 − warmup) ⁄ (steps − warmup)" if "done" in left else ""
+    return f"peak · min(step ⁄ warmup, {left}){done}"
 
 
 def schedule(run: Run) -> dict[str, Any]:

@@ -260,7 +260,7 @@ def _attention(
     return [*parts, part("output", "Output", "t d", output, formula, attention_forward)]
 
 
-SOFTMAX = "α_ij = exp(e_ij) / Σ_k exp(e_ik),  e the scores + mask"
+SOFTMAX = "α_ij = exp(e_ij) / Σ_k exp(e_ik),  e the scores, with bias and mask"
 
 
 def _scores(
@@ -272,7 +272,8 @@ def _scores(
 ) -> list[Part]:
     """Scores, position bias and mask, computed as in `dense_weights`.
 
-    A mask is 0 where a query sees a key and −∞ elsewhere.
+    A mask is 0 where a query sees a key and −∞ elsewhere. Without bias and mask e = scores, and
+    there is no further part.
     """
     q, k = queries_and_keys
     scores = attention.score(q, k)
@@ -283,28 +284,19 @@ def _scores(
         bias, formula = bias.expand_as(scores), formulas.biased(position)
         parts.append(part("bias", "Position bias", "h t s", bias, formula, position.score))
         scores = scores + bias
-    mask, visible = scores.new_zeros(scores.shape[-2:])[None], attention_mask.as_bool()
-    formula = "0: every query sees every key"
-    if visible is not None:
-        mask = mask.masked_fill(~visible[:1, 0], -torch.inf)
-        formula = (
-            "0 where query i sees key j (j ≤ i), else −∞"
-            if attention_mask.rule.is_causal
-            else "0 / −∞"
-        )
-    parts.append(
-        part(
-            "mask",
-            "Mask",
-            "t s",
-            mask,
-            formula,
-            attention_mask.as_bool,
-            attention_mask.rule.__call__,
-        )
-    )
-    formula = "e = scores + bias + mask" if bias is not None else "e = scores + mask"
-    return [*parts, part("masked", "Scores + mask", "h t s", scores + mask, formula, dense_weights)]
+    visible = attention_mask.as_bool()
+    formula = "e = scores + bias" if bias is not None else "e = scores"
+    if visible is not None and not visible[:1, 0].all():
+        mask = scores.new_zeros(scores.shape[-2:])[None].masked_fill(~visible[:1, 0], -torch.inf)
+        causal = "0 where query i sees key j (j ≤ i), else −∞"
+        meaning = causal if attention_mask.rule.is_causal else "0 / −∞"
+        code = (attention_mask.as_bool, attention_mask.rule.__call__)
+        parts.append(part("mask", "Mask", "t s", mask, meaning, *code))
+        scores, formula = scores + mask, f"{formula} + mask"
+    elif bias is None:
+        return parts
+    title = "Scores + mask" if parts[-1].title == "Mask" else "Scores + bias"
+    return [*parts, part("masked", title, "h t s", scores, formula, dense_weights)]
 
 
 def _feedforward(place: str, part: nn.Module, seen: Calls) -> list[Part]:

@@ -1,5 +1,7 @@
 // Requests to the server. An error response is thrown with the message of the server.
 
+import { request } from "./recording.js";
+
 export class Refused extends Error {
   /** @param {string} message @param {string} type @param {number} status */
   constructor(message, type, status) {
@@ -15,7 +17,7 @@ async function ask(path, options) {
   let answer;
   for (let left = TRIES; left > 0; left--) {
     try {
-      answer = await fetch(path, options);
+      answer = await request(path, options);
     } catch (error) {
       if (error.name === "AbortError") throw error;
       throw new Refused("the server does not respond: is `manyheads view` still running?", "gone", 0);

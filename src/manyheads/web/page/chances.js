@@ -1,7 +1,7 @@
 // The next token: probabilities as pairs of bars, before and after temperature, top-k and top-p.
 
 import { LINES } from "./colour.js";
-import { element, escaped, magnified, shown, visible } from "./dom.js";
+import { element, escaped, shown, visible } from "./dom.js";
 import { picture, saving } from "./exports.js";
 
 const ROW = 34;
@@ -40,11 +40,10 @@ export class Chances {
   }
 
   draw() {
-    const larger = magnified();
-    const width = Math.max(200, Math.min(720, this.place.clientWidth / larger || 400));
+    const width = Math.max(200, Math.min(720, this.place.clientWidth || 400));
     const height = this.chances.length * ROW + 26;
     this.place.innerHTML =
-      `<svg width="${width * larger}" height="${height * larger}" viewBox="0 0 ${width} ${height}" aria-hidden="true">` +
+      `<svg width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" aria-hidden="true">` +
       `${this.inside(width, this.at)}</svg>`;
     const { piece, before, after } = this.chances[this.at];
     const sampled = after > 0 ? `${shown(after, 5)} when sampling` : "removed when sampling";

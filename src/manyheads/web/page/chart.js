@@ -1,7 +1,7 @@
 // A line chart as SVG, linear or logarithmic; arrow keys move over its points.
 
 import { LINES } from "./colour.js";
-import { element, escaped, magnified, shown } from "./dom.js";
+import { element, escaped, shown } from "./dom.js";
 import { picture, saving } from "./exports.js";
 
 const MARGIN = { left: 62, right: 16, bottom: 42 };
@@ -76,7 +76,7 @@ export class Chart {
 
   /** Adapts the width to the container, so that the font size stays the same. */
   fit() {
-    const width = Math.max(280, Math.min(760, Math.floor(this.place.clientWidth / magnified())));
+    const width = Math.max(280, Math.min(760, Math.floor(this.place.clientWidth)));
     if (!this.series || width === this.size.width) return;
     this.size.width = width;
     this.draw();

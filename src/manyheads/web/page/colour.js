@@ -1,6 +1,8 @@
-// Numbers as colours. The scale is viridis (public domain): equal steps of a number look like equal
-// steps of colour, it is read the same in grey, and people who do not see red and green apart read
-// it too. Its 256 colours are the 256 values of a byte.
+// Numbers as colours: white to ink for weights, blue–white–red around zero for signed values, viridis
+// (public domain) as an option for weights. Lightness is monotonic in each of them on both sides of
+// zero, so that they are also read in grey and by people who do not see red and green apart.
+
+import { read } from "./state.js";
 
 const VIRIDIS =
   "44015444025645045745055946075a46085c460a5d460b5e470d60470e61471063471164471365481467481668481769" +
@@ -20,27 +22,56 @@ const VIRIDIS =
   "addc30b0dd2fb2dd2db5de2bb8de29bade28bddf26c0df25c2df23c5e021c8e020cae11fcde11dd0e11cd2e21bd5e21a" +
   "d8e219dae319dde318dfe318e2e418e5e419e7e419eae51aece51befe51cf1e51df4e61ef6e620f8e621fbe723fde725";
 
-/** The colours as [red, green, blue] of each byte. */
-export const COLOURS = Array.from({ length: 256 }, (_, byte) =>
+/** The index of −∞ in a scale, after the 256 colours of a byte. */
+export const NOTHING = 256;
+const GREY = [142, 147, 153]; // −∞: neither low nor high
+
+/** Colours between some of equal distance. @param {number[][]} stops */
+function between(stops) {
+  return Array.from({ length: 256 }, (_, byte) => {
+    const place = (byte / 255) * (stops.length - 1);
+    const at = Math.min(stops.length - 2, Math.floor(place));
+    return stops[at].map((from, part) => Math.round(from + (place - at) * (stops[at + 1][part] - from)));
+  });
+}
+
+const viridis = Array.from({ length: 256 }, (_, byte) =>
   [0, 2, 4].map((at) => parseInt(VIRIDIS.slice(6 * byte + at, 6 * byte + at + 2), 16)),
 );
+const ink = between([[255, 255, 255], [196, 203, 219], [132, 144, 178], [70, 82, 125], [16, 20, 48]]);
+const signed = between([[5, 48, 97], [51, 122, 183], [146, 197, 222], [255, 255, 255], [244, 165, 130], [203, 77, 67], [103, 0, 31]]);
+
+/** @typedef {"ink"|"signed"|"viridis"} Scale */
+const SCALES = Object.fromEntries(
+  Object.entries({ ink, signed, viridis }).map(([name, colours]) => {
+    const all = [...colours, GREY];
+    return [name, { colours: all, pixels: new Uint32Array(Uint8Array.from(all.flatMap((one) => [...one, 255])).buffer) }];
+  }),
+);
+
+/** The scale of weights and probabilities: white to ink, or viridis by `palette=viridis` in the URL. */
+export const weightScale = () => (read().palette === "viridis" ? "viridis" : "ink");
+
+/** A colour as [red, green, blue]. @param {number} byte @param {Scale} [scale] */
+export const rgb = (byte, scale = weightScale()) => SCALES[scale].colours[byte];
 
 /**
- * The byte of a value: round(255 · (value − low) / (high − low)), kept between 0 and 255.
+ * The byte of a value: round(255 · (value − low) / (high − low)), kept between 0 and 255; −∞ is NOTHING.
  * @param {number} value @param {number} [low] @param {number} [high]
  */
 export function byteOf(value, low = 0, high = 1) {
+  if (value === -Infinity) return NOTHING;
   if (!(high > low)) return 0;
   return Math.max(0, Math.min(255, Math.round((255 * (value - low)) / (high - low))));
 }
 
-/** A colour as CSS and SVG write it. @param {number} byte */
-export function css(byte) {
-  return `rgb(${COLOURS[byte].join(",")})`;
+/** A colour as CSS and SVG write it. @param {number} byte @param {Scale} [scale] */
+export function css(byte, scale = weightScale()) {
+  return `rgb(${rgb(byte, scale).join(",")})`;
 }
 
-/** The same as pixels, four bytes in one number: a map of a million cells is painted at once. */
-const PIXELS = new Uint32Array(Uint8Array.from(COLOURS.flatMap((colour) => [...colour, 255])).buffer);
+/** The scale for values between two numbers: signed if zero is their middle. */
+export const scaleFor = (low, high) => (low < 0 && low === -high ? "signed" : weightScale());
 
 /** Line colours that colour-blind readers can distinguish (Okabe and Ito). */
 export const LINES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
@@ -48,14 +79,15 @@ export const LINES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#5
 /**
  * Bytes as the pixels of a canvas that is as large as the matrix: one pixel a cell, never blurred.
  * @param {HTMLCanvasElement} canvas @param {ArrayLike<number>} bytes
- * @param {number} rows @param {number} columns
+ * @param {number} rows @param {number} columns @param {Scale} [scale]
  */
-export function paint(canvas, bytes, rows, columns) {
+export function paint(canvas, bytes, rows, columns, scale = weightScale()) {
+  const table = SCALES[scale].pixels;
   canvas.width = columns;
   canvas.height = rows;
   const context = canvas.getContext("2d");
   const image = context.createImageData(columns, rows);
   const pixels = new Uint32Array(image.data.buffer);
-  for (let cell = 0; cell < rows * columns; cell++) pixels[cell] = PIXELS[bytes[cell]];
+  for (let cell = 0; cell < rows * columns; cell++) pixels[cell] = table[bytes[cell]];
   context.putImageData(image, 0, 0);
 }

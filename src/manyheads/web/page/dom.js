@@ -101,11 +101,6 @@ export function shown(number, digits = 3) {
   return String(Number(number.toPrecision(digits + 1)));
 }
 
-/** The zoom factor: larger in presenter mode. */
-export function magnified() {
-  return document.documentElement.classList.contains("presenter") ? 1.45 : 1;
-}
-
 /** A subword with visible whitespace. */
 export function visible(piece) {
   return piece === "" ? "∅" : piece.replace(/^ /, "·").replace(/\n/g, "⏎").replace(/\t/g, "⇥");

@@ -1,36 +1,43 @@
-// The parts of a forward pass as small boxes, one column per stack.
+// The forward pass as a diagram: tiles with small maps, edges, and the residual stream as a bus whose
+// width is the mean norm ‖x‖. Geometry comes from flowlayout.js.
 
-import { byteOf, paint } from "./colour.js";
-import { element, escaped, shown, visible } from "./dom.js";
+import { byteOf, css, paint, scaleFor } from "./colour.js";
+import { element, escaped, shown, svgElement, visible } from "./dom.js";
 import { picture, saving } from "./exports.js";
+import { diagram, headDiagram, headOf, pathOf, sublayers } from "./flowlayout.js";
 
 const KINDS = { layer: "", self: "self-attention", cross: "cross-attention", feedforward: "feed-forward" };
 const SMALL = 96; // pixels of a small map; wider maps are interpolated
+const MOST_LABELS = 18; // token labels on a tile
+const ROLES = { q: "query", k: "key", v: "value" };
 
 /**
- * The range of a box and of its colour scale. The scale is finite; −∞ gets the lowest colour.
- * Weights and probabilities range from 0 to 1; a mask is 0 or −∞.
- * @param {{name: string}} box @param {ArrayLike<number>} values
+ * The range of a box and of its colour scale. Weights and probabilities range from 0 to 1; signed
+ * values have zero in the middle. The residual stream and all that is added to it share one scale.
+ * @param {object} box with its column @param {ArrayLike<number>} values
  */
-export function extent({ name }, values) {
-  let [least, greatest, low] = [Infinity, -Infinity, Infinity];
+export function extent(box, values) {
+  let [least, greatest, size] = [Infinity, -Infinity, 0];
   for (let at = 0; at < values.length; at++) {
     const value = values[at];
     least = Math.min(least, value);
     greatest = Math.max(greatest, value);
-    if (Number.isFinite(value)) low = Math.min(low, value);
+    if (Number.isFinite(value)) size = Math.max(size, Math.abs(value));
   }
-  if (/\.(weights|distribution|router)$/.test(name)) return { least, greatest, low: 0, high: 1 };
-  if (name.endsWith(".mask")) return { least, greatest, low: -1, high: 0 };
-  if (low === Infinity) low = 0; // none is finite
-  const high = Math.max(greatest, low);
-  const below = least < low ? low - (high > low ? 0.15 * (high - low) : 1) : low;
-  return { least, greatest, low: below, high };
+  if (/\.(weights|distribution|router)$/.test(box.name)) return { least, greatest, low: 0, high: 1 };
+  if (box.name.endsWith(".mask")) return { least, greatest, low: 0, high: 1 };
+  if (isStream(box)) size = box.column.scale;
+  return { least, greatest, low: -(size || 1), high: size || 1 };
+}
+
+/** Whether a box is the residual stream, or is added to it. */
+export function isStream({ name, column }) {
+  return column.stream.includes(name) || /^[^.]+\.(embedding|position|segment)$/.test(name) || /\.(sum|output)$/.test(name);
 }
 
 /** Formats a number, including −∞. */
 export function formatted(number, digits = 3) {
-  return number === -Infinity ? "−∞" : shown(number, digits);
+  return number === -Infinity || number === "-Infinity" ? "−∞" : shown(number, digits);
 }
 
 /** The title of a stack. */
@@ -49,80 +56,180 @@ export function groupOf(box, layer, layers) {
 }
 
 export class FlowBoxes {
-  /** @param {{choose: (name: string) => void}} how */
+  /** @param {{choose: (name: string, changes?: object) => void}} how */
   constructor({ choose }) {
     this.choose = choose;
     this.caption = element("figcaption");
-    this.columns = element("div", { class: "columns" });
-    this.root = element("figure", { class: "flowboxes", hidden: true }, this.caption, this.columns, element("div", { class: "below" }, saving(() => this)));
+    this.plane = element("div", { class: "diagram", role: "group", "aria-label": "Diagram of the forward pass" });
+    this.frame = element("div", { class: "columns" }, this.plane);
+    const legend = element(
+      "p",
+      { class: "note legend" },
+      ...["query", "key", "value", "encoder"].flatMap((kind) => [element("span", { class: `sample ${kind}` }), `${kind === "encoder" ? "encoder output" : kind}  `]),
+      element("span", { class: "sample stream" }),
+      "residual stream: width = mean ‖x‖",
+    );
+    this.root = element("figure", { class: "flowboxes", hidden: true, "data-stage": "Diagram" }, this.caption, this.frame, element("div", { class: "below" }, legend, saving(() => this)));
+    new ResizeObserver(() => this.boxes && this.room() !== this.drawn && this.draw()).observe(this.frame);
   }
 
   /**
-   * @param {object[]} boxes each with its `column` @param {string} chosen the name of one
+   * @param {{columns: object[]}} flow @param {{box: object, layer: number, head: number, zoom: string, run: string, labels: Function}} how
    * @param {Map<string, {shape: number[], values: Float32Array}>} numbers of the layer and head
+   * @param {Map<string, import("./api.js").Tensor>} heads the weights of all layers and heads, u8
    */
-  show(boxes, chosen, { layer, head, run }, numbers) {
+  show(boxes, how, numbers, heads) {
     this.root.hidden = false;
-    Object.assign(this, { boxes, run, ranges: new Map() });
-    const within = this.columns.contains(document.activeElement);
-    const stacks = [...new Set(boxes.map((box) => box.column))];
-    this.caption.textContent = `${stacks.map(nameOf).join(" and ")}: layer ${layer + 1}, head ${head + 1}`;
-    this.buttons = new Map(boxes.map((box) => [box.name, this.button(box, box.name === chosen)]));
-    this.columns.replaceChildren(...stacks.map((stack) => this.column(stack, layer)));
-    this.columns.style.setProperty("--across", String(stacks.length));
-    this.reveal(this.buttons.get(chosen));
-    if (within) this.buttons.get(chosen).focus({ preventScroll: true });
-    for (const box of boxes) if (numbers.has(box.name)) this.paint(box, numbers.get(box.name));
+    Object.assign(this, { ...how, boxes, numbers, heads, ranges: new Map() });
+    this.columns = [...new Set(boxes.map((box) => box.column))];
+    const where = { model: "all layers", layer: `layer ${how.layer + 1}, head ${how.head + 1}`, head: `layer ${how.layer + 1}, head ${how.head + 1}` }[how.zoom];
+    this.caption.textContent = `${this.columns.map(nameOf).join(" and ")}: ${where}`;
+    this.draw();
   }
 
-  column(stack, layer) {
-    const groups = new Map();
-    for (const box of this.boxes.filter((one) => one.column === stack)) {
-      const title = box.stage === "tokens" ? "Into the model" : groupOf(box, layer, stack.layers);
-      groups.set(title, [...(groups.get(title) ?? []), this.buttons.get(box.name)]);
+  room() {
+    return Math.max(280, (this.frame.clientWidth || 640) - 2);
+  }
+
+  /** The attention that the zoom “head” shows. */
+  attention() {
+    const kind = this.box.name.split(".")[1];
+    const known = sublayers(this.box.column);
+    return known.includes(kind) && kind !== "feedforward" ? kind : "self";
+  }
+
+  draw() {
+    const within = this.plane.contains(document.activeElement);
+    const width = (this.drawn = this.room());
+    const column = this.box.column;
+    this.made =
+      this.zoom === "head"
+        ? headDiagram(column, this.attention(), { layer: Math.min(this.layer, column.layers - 1), width, rows: column.tokens.length })
+        : diagram(this.columns, { layer: this.layer, zoom: this.zoom, width });
+    const { nodes, height } = this.made;
+    const svg = svgElement("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
+    svg.innerHTML = this.lines((kind) => `var(--${kind})`);
+    this.buttons = new Map();
+    const parts = nodes.map((node) => this.part(node));
+    this.plane.replaceChildren(svg, ...parts);
+    this.plane.style.height = `${height}px`;
+    for (const node of nodes) if (node.kind === "tile" || node.kind === "sum") this.paint(node);
+    const chosen = this.buttons.get(this.box.name);
+    if (!chosen) return;
+    this.reveal(chosen);
+    if (within) chosen.focus({ preventScroll: true });
+  }
+
+  /** Groups, buses, edges and texts as SVG. @param {(kind: string) => string} colour of a role */
+  lines(colour) {
+    const { groups, buses, edges, texts, nodes } = this.made;
+    let inside = "";
+    for (const { x, y, width, height, title } of groups) {
+      inside += `<rect class="group" x="${x}" y="${y}" width="${width}" height="${height}" rx="8" fill="${colour("back")}" stroke="${colour("edge")}"/>`;
+      inside += `<text x="${x + 8}" y="${y + 15}" font-size="11" font-weight="600" fill="${colour("quiet")}">${escaped(title)}</text>`;
     }
-    const parts = [...groups].map(([title, buttons]) =>
-      element("div", { class: "group", role: "group", "aria-label": `${stack.name}, ${title}` }, element("h3", {}, title), element("div", { class: "tiles" }, ...buttons)),
-    );
-    return element("section", { "aria-label": nameOf(stack) }, element("h2", {}, nameOf(stack)), ...parts);
+    for (const { column, x, y, height, width, norm } of buses) {
+      inside += `<rect class="bus" data-norm="${norm}" x="${x - width / 2}" y="${y}" width="${width}" height="${height}" fill="${colour(column.name)}" fill-opacity="0.45"><title>mean ‖x‖ = ${shown(norm)}</title></rect>`;
+    }
+    for (const { points, kind, from, to } of edges) {
+      const on = from === this.box.name || to === this.box.name;
+      inside += `<g class="edge ${kind}${on ? " on" : ""}" data-from="${from}" data-to="${to}"><path d="${pathOf(points)}" fill="none" stroke="${colour(kind)}" stroke-width="${on ? 3 : 1.6}"/><path d="${headOf(points)}" fill="${colour(kind)}"/></g>`;
+    }
+    for (const { column, x, y, height, norm } of buses) {
+      if (height < 26) continue;
+      const left = this.columns.indexOf(column) === 0 || this.zoom === "head";
+      inside += `<text x="${left ? x - 14 : x + 14}" y="${y + Math.min(height / 2, 34)}" font-size="10" text-anchor="${left ? "end" : "start"}" fill="${colour("quiet")}">${shown(norm, 1)}</text>`;
+    }
+    for (const { x, y, text, anchor, kind } of texts) {
+      const [title, name] = kind.split(" ");
+      const look = title === "title" ? `font-size="15" font-weight="700" fill="${colour(name)}"` : `font-size="13" font-weight="700" fill="${colour("text")}"`;
+      inside += `<text x="${x}" y="${y}" text-anchor="${anchor}" ${look}>${escaped(text)}</text>`;
+    }
+    for (const node of nodes) if (node.kind === "tile" && this.zoom === "head") inside += this.rowLabels(node, colour);
+    return inside;
   }
 
-  /** Scrolls the chosen box into view without scrolling the page. */
-  reveal(button) {
-    const [top, bottom] = [button.offsetTop - 40, button.offsetTop + button.offsetHeight + 8];
-    const { scrollTop, clientHeight } = this.columns;
-    if (top < scrollTop) this.columns.scrollTop = top;
-    else if (bottom > scrollTop + clientHeight) this.columns.scrollTop = bottom - clientHeight;
+  /** Token labels on the rows of a tile. */
+  rowLabels({ box, x, y }, colour) {
+    const numbers = this.numbers.get(box.name);
+    if (!numbers || this.drawn < 560) return "";
+    const rows = this.labels(box.rows, numbers.shape[0]);
+    const tall = this.made.nodes[0].height - 22;
+    const step = Math.ceil(rows.length / MOST_LABELS);
+    return rows
+      .map((row, at) => (at % step ? "" : `<text class="row" data-token="${escaped(row)}" x="${x - 4}" y="${y + ((at + 0.5) * tall) / rows.length + 3.5}" font-size="10.5" text-anchor="end" fill="${colour("text")}">${escaped(visible(row).slice(0, 9))}</text>`))
+      .join("");
   }
 
-  button(box, chosen) {
-    const picture = box.stage === "tokens" ? element("span", { class: "pieces" }, box.column.tokens.map(visible).join(" ")) : element("canvas", { "aria-hidden": "true" });
-    return element(
+  part(node) {
+    const made = node.kind === "closed" ? this.closed(node) : this.button(node);
+    Object.assign(made.style, { left: `${node.x}px`, top: `${node.y}px`, width: `${node.width}px`, height: `${node.height}px` });
+    return made;
+  }
+
+  button(node) {
+    const { box, kind } = node;
+    const chosen = box.name === this.box.name;
+    const role = ROLES[box.name.split(".").at(-1)] ?? "";
+    const inside = {
+      tokens: () => box.column.tokens.map((token) => element("span", { class: "token", "data-token": token }, visible(token))),
+      sum: () => ["+"],
+      tile: () => [element("canvas", { "aria-hidden": "true" }), element("strong", {}, box.title)],
+    }[kind]();
+    const made = element(
       "button",
       {
         type: "button",
         id: `box-${box.name}`,
-        class: "tile",
+        class: `${kind} ${role}`,
         tabindex: chosen ? "0" : "-1",
         "aria-pressed": String(chosen),
+        "aria-label": `${box.title}, ${box.name.split(".").slice(0, -1).join(" ")}, ${shapeOf(box)}`,
+        title: `${box.title}: ${box.formula}`,
         onclick: () => this.choose(box.name),
       },
-      picture,
-      element("strong", {}, box.title),
-      element("span", {}, box.shape.join(" × ")),
-      element("span", { class: "range" }, box.stage === "tokens" ? "ids" : "…"),
+      ...inside,
     );
+    this.buttons.set(box.name, made);
+    return made;
   }
 
-  paint(box, { shape, values }) {
-    const button = this.buttons.get(box.name);
-    const [rows, columns] = shape;
-    const { least, greatest, low, high } = extent(box, values);
-    const canvas = button.querySelector("canvas");
-    canvas.classList.toggle("smooth", columns > SMALL || rows > SMALL);
-    paint(canvas, Uint8Array.from(values, (value) => byteOf(value, low, high)), rows, columns);
-    button.querySelector(".range").textContent = `${formatted(least, 1)} … ${formatted(greatest, 1)}`;
+  /** A sub-layer of a closed layer, with a small map of each head. */
+  closed({ of, layer, column }) {
+    const open = (what, head) => () => this.choose(`${column.name}.${of}.${what}`, { layer: String(layer), zoom: "layer", ...(head === undefined ? {} : { head: String(head) }) });
+    const words = element("button", { type: "button", class: "quiet", "aria-label": `Open layer ${layer + 1} of the ${column.name}: ${KINDS[of]}`, onclick: open(of === "feedforward" ? "hidden" : "weights") }, KINDS[of]);
+    const maps = this.heads.get(`${column.name}.${of}.weights`);
+    return element("div", { class: "closed" }, words, ...(maps ? this.thumbnails(maps, layer, open) : []));
+  }
+
+  thumbnails({ shape, values }, layer, open) {
+    const [, heads, rows, columns] = shape;
+    return Array.from({ length: Math.min(heads, 8) }, (_, head) => {
+      const canvas = element("canvas", { "aria-hidden": "true" });
+      const from = (layer * heads + head) * rows * columns;
+      paint(canvas, values.subarray(from, from + rows * columns), rows, columns);
+      return element("button", { type: "button", class: "thumb", tabindex: "-1", title: `head ${head + 1}`, "aria-label": `layer ${layer + 1}, head ${head + 1}`, onclick: open("weights", head) }, canvas);
+    });
+  }
+
+  /** Scrolls the chosen box into view without scrolling the page. */
+  reveal(button) {
+    const [top, bottom] = [button.offsetTop - 60, button.offsetTop + button.offsetHeight + 60];
+    const { scrollTop, clientHeight } = this.frame;
+    if (top < scrollTop) this.frame.scrollTop = top;
+    else if (bottom > scrollTop + clientHeight) this.frame.scrollTop = bottom - clientHeight;
+  }
+
+  paint({ box, kind }) {
+    const numbers = this.numbers.get(box.name);
+    if (!numbers) return;
+    const [rows, columns] = numbers.shape;
+    const { least, greatest, low, high } = extent(box, numbers.values);
     this.ranges.set(box.name, [least, greatest]);
+    if (kind === "sum") return;
+    const canvas = this.buttons.get(box.name).querySelector("canvas");
+    canvas.classList.toggle("smooth", columns > SMALL || rows > SMALL);
+    paint(canvas, Uint16Array.from(numbers.values, (value) => byteOf(value, low, high)), rows, columns, scaleFor(low, high));
   }
 
   get name() {
@@ -130,26 +237,25 @@ export class FlowBoxes {
   }
 
   get title() {
-    return this.caption.textContent;
+    return `${this.caption.textContent} (${this.run})`;
   }
 
   svg() {
-    const [wide, tall, across] = [150, 92, 3];
-    let inside = `<text x="10" y="20" font-size="14">${escaped(this.title)}</text>`;
-    let most = 0;
-    [...this.columns.children].forEach((section, column) => {
-      const left = 10 + column * (across * wide + 30);
-      let y = 48;
-      inside += `<text x="${left}" y="${y - 4}" font-weight="bold">${escaped(section.getAttribute("aria-label"))}</text>`;
-      for (const group of section.querySelectorAll(".group")) {
-        inside += `<text x="${left}" y="${(y += 18) - 4}">${escaped(group.firstChild.textContent)}</text>`;
-        const tiles = [...group.querySelectorAll("button")];
-        tiles.forEach((tile, at) => (inside += drawn(tile, left + (at % across) * wide, y + Math.floor(at / across) * tall, wide)));
-        y += Math.ceil(tiles.length / across) * tall + 6;
-      }
-      most = Math.max(most, y);
-    });
-    return picture(20 + this.columns.children.length * (across * wide + 30), most + 10, inside);
+    const style = getComputedStyle(document.documentElement);
+    const plain = { back: "#f6f7f8", edge: "#c8ccd0", quiet: "#555a60", text: "#111" };
+    const colour = (kind) => plain[kind] ?? style.getPropertyValue(`--${kind}`).trim();
+    let inside = this.lines(colour);
+    for (const { kind, box, x, y, width, height, ...node } of this.made.nodes) {
+      const label = (text, at) => `<text x="${x + width / 2}" y="${at}" text-anchor="middle" font-size="11">${escaped(text)}</text>`;
+      if (kind === "tile") {
+        const image = this.buttons.get(box.name).querySelector("canvas").toDataURL();
+        inside += `<image x="${x}" y="${y}" width="${width}" height="${height - 22}" preserveAspectRatio="none" image-rendering="pixelated" href="${image}"/><rect x="${x}" y="${y}" width="${width}" height="${height - 22}" fill="none" stroke="#777"/>${label(box.title, y + height - 8)}`;
+      } else if (kind === "sum") inside += `<circle cx="${x + width / 2}" cy="${y + height / 2}" r="${width / 2}" fill="#fff" stroke="#111"/>${label("+", y + height / 2 + 4)}`;
+      else if (kind === "tokens") inside += label(box.column.tokens.map(visible).join(" ").slice(0, width / 6), y + 18);
+      else inside += `<rect x="${x}" y="${y}" width="${width}" height="${height}" rx="5" fill="${css(0)}" stroke="#999"/>${label(KINDS[node.of], y + height / 2 + 4)}`;
+    }
+    const { width, height } = this.made;
+    return picture(width + 20, height + 44, `<text x="10" y="20" font-size="14">${escaped(this.title)}</text><g transform="translate(10 32)">${inside}</g>`);
   }
 
   table() {
@@ -159,15 +265,4 @@ export class FlowBoxes {
       rows: this.boxes.map((box) => [box.name, box.title, shapeOf(box), box.formula, ...range(box)]),
     };
   }
-}
-
-/** A box in a saved picture. */
-function drawn(tile, x, y, wide) {
-  const [title, ...lines] = [...tile.children].slice(1).map((one) => one.textContent);
-  const canvas = tile.querySelector("canvas");
-  const place = `x="${x}" y="${y}" width="${wide - 12}" height="44"`;
-  const map = canvas
-    ? `<image ${place} preserveAspectRatio="none" image-rendering="pixelated" href="${canvas.toDataURL()}"/>`
-    : `<text x="${x}" y="${y + 24}">${escaped(tile.firstChild.textContent.slice(0, 20))}</text>`;
-  return `${map}<text x="${x}" y="${y + 57}" font-weight="bold">${escaped(title)}</text><text x="${x}" y="${y + 71}">${escaped(lines.join(": "))}</text>`;
 }

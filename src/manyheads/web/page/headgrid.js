@@ -1,7 +1,7 @@
 // All heads of a kind of attention as small maps, to be compared, chosen and knocked out.
 
 import { paint } from "./colour.js";
-import { element, escaped, magnified, shown } from "./dom.js";
+import { element, escaped, shown } from "./dom.js";
 import { picture, saving } from "./exports.js";
 
 export class HeadGrid {
@@ -35,7 +35,7 @@ export class HeadGrid {
     const figure = ([layer, head]) => map.statistics[by][layer][head];
     this.order = by ? all.sort((one, other) => figure(other) - figure(one)) : all;
     // Sorted ones have a number beside their name, which needs room.
-    const room = Math.max(2, Math.floor((this.root.clientWidth || 600) / (76 * magnified())));
+    const room = Math.max(2, Math.floor((this.root.clientWidth || 600) / 76));
     this.across = by ? Math.min(8, all.length, room) : map.heads;
     this.cells.style.setProperty("--across", String(this.across));
     this.buttons = this.order.map(([layer, head]) => this.cell(bytes, layer, head, chosen));

@@ -1,8 +1,8 @@
 // A matrix as a heat map: one canvas pixel per cell, with labels, a cursor moved by arrow keys,
 // a read-out of the cell, and the same numbers as a table.
 
-import { byteOf, css, paint } from "./colour.js";
-import { element, escaped, magnified, shown, svgElement, visible } from "./dom.js";
+import { byteOf, css, paint, scaleFor } from "./colour.js";
+import { element, escaped, shown, svgElement, visible } from "./dom.js";
 import { picture, saving } from "./exports.js";
 
 const LETTER = 7.2; // the width of a letter of a label
@@ -19,17 +19,20 @@ const MOST_IN_TABLE = 64 * 64;
  */
 
 export class HeatMap {
-  /** @param {{move?: (row: number, column: number) => void}} [how] called when the cursor moves */
-  constructor({ move = () => {} } = {}) {
-    this.move = move;
+  /**
+   * @param {{move?: (row: number, column: number) => void, hover?: (row: number, column: number) => void, largest?: number}} [how]
+   * called when the cursor moves, and when the pointer does; the largest side of a cell
+   */
+  constructor({ move = () => {}, hover = () => {}, largest = 34 } = {}) {
+    Object.assign(this, { move, hover, largest });
     this.at = [0, 0];
     this.canvas = element("canvas", {
       tabindex: "0",
       role: "application",
       "aria-roledescription": "heat map",
       onkeydown: (event) => this.walk(event),
-      onpointermove: (event) => this.tell(...this.cellUnder(event)),
-      onpointerleave: () => this.tell(...this.at),
+      onpointermove: (event) => this.point(...this.cellUnder(event)),
+      onpointerleave: () => this.point(...this.at),
       onclick: (event) => this.choose(...this.cellUnder(event)),
     });
     this.labels = svgElement("svg", { class: "labels", "aria-hidden": "true" });
@@ -61,9 +64,11 @@ export class HeatMap {
     this.root.hidden = false;
     this.matrix = { low: 0, high: 1, says: (r, c, v) => `${r} → ${c}: ${v}`, ...matrix };
     const { rows, columns, values, low, high } = this.matrix;
-    const bytes = new Uint8Array(values.length);
+    const bytes = new Uint16Array(values.length);
+    this.scale = scaleFor(low, high);
     for (let cell = 0; cell < bytes.length; cell++) bytes[cell] = byteOf(values[cell], low, high);
-    paint(this.canvas, bytes, rows.length, columns.length);
+    paint(this.canvas, bytes, rows.length, columns.length, this.scale);
+    paint(this.bar, Uint8Array.from({ length: 256 }, (_, byte) => byte), 1, 256, this.scale);
     const size = `${rows.length} rows, ${columns.length} columns`;
     this.canvas.setAttribute("aria-label", `${matrix.title}: ${size}. Arrow keys walk over the cells.`);
     this.caption.textContent = matrix.title;
@@ -89,24 +94,26 @@ export class HeatMap {
   }
 
   /** Sizes of cells and margins for the available width; maps with few rows get taller cells. */
-  layout(room, larger = 1) {
+  layout(room) {
     const { rows, columns } = this.matrix;
     const longest = (labels) => Math.max(1, ...labels.map((label) => visible(label).length));
-    const letter = LETTER * larger;
-    const left = Math.min(150 * larger, 12 + letter * longest(rows));
-    const top = Math.min(110 * larger, 14 + letter * 0.75 * longest(columns));
+    const letter = LETTER;
+    const left = Math.min(150, 12 + letter * longest(rows));
+    const top = Math.min(110, 14 + letter * 0.75 * longest(columns));
     // Slanted labels of the last columns extend beyond the map.
-    const right = Math.min(100 * larger, 14 + letter * 0.65 * longest(columns));
+    const right = Math.min(100, 14 + letter * 0.65 * longest(columns));
     const fit = Math.floor((room - left - right) / columns.length);
-    const cell = Math.max(columns.length > 128 ? 1 : 3, Math.min(34 * larger, fit));
+    const staged = this.root.classList.contains("staged"); // as large as the window allows
+    const largest = staged ? Math.floor((this.root.clientHeight - top - 90) / rows.length) : this.largest;
+    const cell = Math.max(columns.length > 128 ? 1 : 3, Math.min(staged ? 1.7 * largest : largest, fit));
     const flat = rows.length <= 10 || columns.length > 4 * rows.length;
-    const tall = flat ? Math.max(cell, Math.min(20, Math.floor(400 / rows.length)) * larger) : cell;
+    const tall = staged ? Math.min(cell, largest) : flat ? Math.max(cell, Math.min(20, Math.floor(400 / rows.length)) ) : cell;
     return { left, top, right, cell, tall, letter };
   }
 
   place() {
     const { rows, columns } = this.matrix;
-    const { left, top, right, cell, tall } = (this.sizes = this.layout(this.frame.clientWidth || 600, magnified()));
+    const { left, top, right, cell, tall } = (this.sizes = this.layout(this.frame.clientWidth || 600));
     const [width, height] = [cell * columns.length, tall * rows.length];
     assign(this.plane, { width: left + width + right, height: top + height + 4 });
     assign(this.canvas, { left, top, width, height });
@@ -114,6 +121,14 @@ export class HeatMap {
     this.labels.setAttribute("height", top + height + 4);
     this.labels.innerHTML = labelText(this.matrix, this.sizes);
     this.mark(...this.at);
+  }
+
+  /** Reports the cell under the pointer, once. */
+  point(row, column) {
+    if (this.pointed === `${row},${column}`) return;
+    this.pointed = `${row},${column}`;
+    this.tell(row, column);
+    this.hover(row, column);
   }
 
   cellUnder(event) {
@@ -146,6 +161,7 @@ export class HeatMap {
     this.at = [row, column];
     this.mark(row, column);
     this.tell(row, column);
+    this.hover(row, column);
     this.move(row, column);
   }
 
@@ -207,7 +223,7 @@ export class HeatMap {
     } else {
       rows.forEach((_, row) =>
         columns.forEach((_, column) => {
-          const fill = css(byteOf(this.value(row, column), low, high));
+          const fill = css(byteOf(this.value(row, column), low, high), this.scale);
           cells += `<rect x="${left + column * cell}" y="${top + row * tall}" width="${cell}" height="${tall}" fill="${fill}"/>`;
         }),
       );
@@ -230,20 +246,19 @@ function labelText({ rows, columns }, { left, top, cell, tall, letter }) {
   let inside = "";
   for (let row = 0; row < rows.length; row += every(tall)) {
     const y = top + row * tall + tall / 2 + 4;
-    inside += `<text x="${left - 5}" y="${y}" text-anchor="end">${text(rows[row])}</text>`;
+    inside += `<text x="${left - 5}" y="${y}" text-anchor="end" data-token="${escaped(rows[row])}">${text(rows[row])}</text>`;
   }
   for (let column = 0; column < columns.length; column += every(cell)) {
     const x = left + column * cell + cell / 2 + 3;
-    inside += `<text transform="translate(${x} ${top - 5}) rotate(-50)">${text(columns[column])}</text>`;
+    inside += `<text transform="translate(${x} ${top - 5}) rotate(-50)" data-token="${escaped(columns[column])}">${text(columns[column])}</text>`;
   }
   return inside;
 }
 
 /** The colours from the least to the greatest value. */
 function scaleOf(map) {
-  const bar = element("canvas", { "aria-hidden": "true", class: "bar" });
-  paint(bar, Uint8Array.from({ length: 256 }, (_, byte) => byte), 1, 256);
+  map.bar = element("canvas", { "aria-hidden": "true", class: "bar" });
   map.low = element("span");
   map.high = element("span");
-  return element("div", { class: "scale" }, map.low, bar, map.high);
+  return element("div", { class: "scale" }, map.low, map.bar, map.high);
 }

@@ -1,7 +1,7 @@
 // The logit lens as a table: a row for each layer, a column for each position, in each cell the
 // likeliest token, its colour a number between two ends; keys walk over it.
 
-import { byteOf, COLOURS, css } from "./colour.js";
+import { byteOf, css, rgb } from "./colour.js";
 import { element, escaped, shown, visible } from "./dom.js";
 import { picture, saving } from "./exports.js";
 
@@ -9,7 +9,7 @@ const CELL = [74, 22]; // of a saved picture
 
 /** Dark letters on light colours. */
 function inkOn(byte) {
-  const [red, green, blue] = COLOURS[byte];
+  const [red, green, blue] = rgb(byte);
   return 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#000" : "#fff";
 }
 

@@ -59,9 +59,9 @@ export class Lines {
     const { rows, columns, values } = matrix;
     this.topKeys = rows.map((_, at) => strongest(values, at, columns.length, top));
     this.left.replaceChildren(
-      ...rows.map((label, at) => element("div", { role: "option", onclick: () => this.pick(at) }, visible(label))),
+      ...rows.map((label, at) => element("div", { role: "option", "data-token": label, onclick: () => this.pick(at) }, visible(label))),
     );
-    this.right.replaceChildren(...columns.map((label) => element("div", {}, visible(label))));
+    this.right.replaceChildren(...columns.map((label) => element("div", { "data-token": label }, visible(label))));
     this.draw();
   }
 

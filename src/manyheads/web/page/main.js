@@ -1,13 +1,15 @@
-// The frame: menu, the page in the URL, presenter mode, light and dark theme, help.
+// The frame: menu, the page in the URL, stage mode, light and dark theme, help.
 
-import { element, identity } from "./dom.js";
+import { element, identity, select } from "./dom.js";
 import { fits, pageOf, PAGES, SHARED_KEYS } from "./pages.js";
+import { recording } from "./recording.js";
 import { usableRuns } from "./runs.js";
+import { linkTokens, stage } from "./stage.js";
 import { address, change, go, onChange, pageName, read } from "./state.js";
 
 const GLOBAL_KEYS = [
   ["?", "this help"],
-  ["p", "presenter mode: large and plain"],
+  ["s", "stage mode: one figure fills the window; arrow keys show the next state, f is the next figure, Escape leaves"],
   ["Tab", "to the next control; Enter or Space uses it"],
 ];
 
@@ -17,6 +19,7 @@ const help = /** @type {HTMLDialogElement} */ (document.getElementById("help"));
 let drawing = new AbortController();
 let drawn = ""; // the page on screen
 let keys = [];
+let nextState = null; // the next state of the page in stage mode
 let focused = ""; // the focused control before a redraw
 let run = null; // the run in the URL: the menu shows the pages that fit it
 
@@ -44,6 +47,7 @@ async function draw() {
     if (drawn !== name) content.replaceChildren();
     drawn = name;
     keys = page.keys ?? [];
+    nextState = page.next ?? null;
     await page.draw(content, state, controller.signal);
     if (!controller.signal.aborted) say("");
     content.classList.remove("stale");
@@ -55,6 +59,7 @@ async function draw() {
     if (error.type === undefined) throw error; // a bug in the page: log it in the console
   } finally {
     if (!controller.signal.aborted) {
+      stage(content, state.stage);
       content.removeAttribute("aria-busy");
       restore();
     }
@@ -68,7 +73,7 @@ function nowhere() {
   content.replaceChildren(
     element("h1", {}, "Page not found"),
     element("p", { class: "lead" }, `There is no page at ${location.pathname}.`),
-    element("p", {}, element("a", { href: "/" }, "All runs")),
+    element("p", {}, element("a", { href: address("runs", {}) }, "All runs")),
   );
 }
 
@@ -77,13 +82,13 @@ async function otherRuns(name, state, signal) {
   const runs = await usableRuns(signal).catch(() => []);
   if (signal.aborted) return;
   const fitted = runs.filter((one) => fits(pageOf(name), one));
-  const link = (one) => element("li", {}, element("a", { href: address(name, { present: state.present ?? "", theme: state.theme ?? "", run: one.name }) }, one.name));
+  const link = (one) => element("li", {}, element("a", { href: address(name, { stage: state.stage ?? "", theme: state.theme ?? "", run: one.name }) }, one.name));
   content.classList.remove("stale");
   content.replaceChildren(
     element("h1", {}, pageOf(name).title),
     element("p", { class: "lead" }, fitted.length ? "Choose a run:" : "No run of this folder fits this page."),
     element("ul", {}, ...fitted.map(link)),
-    element("p", {}, element("a", { href: "/" }, "All runs")),
+    element("p", {}, element("a", { href: address("runs", {}) }, "All runs")),
   );
 }
 
@@ -112,7 +117,6 @@ function restore() {
 function frame(name, state) {
   const title = pageOf(name)?.title ?? name;
   document.title = [title, state.run, "Manyheads"].filter(Boolean).join(" · ");
-  document.documentElement.classList.toggle("presenter", state.present === "1");
   document.documentElement.dataset.theme = state.theme ?? "";
   const shared = Object.fromEntries(SHARED_KEYS.filter((key) => key in state).map((key) => [key, state[key]]));
   const link = (page) =>
@@ -128,17 +132,28 @@ function frame(name, state) {
   );
   document.getElementById("pages").replaceChildren(...groups);
   document.getElementById("tools").replaceChildren(
-    tool("Presenter", state.present === "1", togglePresenter),
+    ...recordedTexts(name, state),
+    tool("Stage", Boolean(state.stage), toggleStage),
     tool("Dark", isDark(), () => change({ theme: isDark() ? "light" : "dark" }, { replace: true })),
     element("button", { type: "button", onclick: showHelp }, "Keys"),
   );
 }
 
+/** In a static copy: the sentences that it holds. */
+function recordedTexts(name, state) {
+  if (!recording || ["runs", "watch", "train"].includes(name)) return [];
+  const texts = recording.texts[state.run] ?? Object.values(recording.texts)[0];
+  const run = state.run ?? "";
+  const choice = select(texts.map((text) => [text, text]), state.text ?? texts[0], (text) => go(address(name, { run, stop: state.stop ?? "", text })));
+  choice.setAttribute("aria-label", "Recorded sentence");
+  return [choice];
+}
+
 const tool = (text, pressed, act) =>
   element("button", { type: "button", "aria-pressed": String(pressed), onclick: act }, text);
 
-function togglePresenter() {
-  change({ present: read().present === "1" ? "" : "1" }, { replace: true });
+function toggleStage() {
+  change({ stage: read().stage ? "" : "1" }, { replace: true });
 }
 
 function isDark() {
@@ -160,9 +175,9 @@ document.addEventListener("click", (event) => {
   const link = /** @type {HTMLElement} */ (event.target).closest("a");
   if (!link || link.origin !== location.origin || link.hasAttribute("download")) return;
   if (event.ctrlKey || event.metaKey || event.shiftKey || event.button !== 0) return;
-  if (link.getAttribute("href").startsWith("#")) return;
+  const href = link.getAttribute("href");
   event.preventDefault();
-  go(link.pathname + link.search);
+  if (href !== "#content") go(href.startsWith("#") ? href : link.pathname + link.search);
   content.focus();
 });
 
@@ -170,9 +185,15 @@ document.addEventListener("keydown", (event) => {
   const writing = /** @type {HTMLElement} */ (event.target).closest("input, textarea, select");
   if (writing || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "?") showHelp();
-  if (event.key === "p") togglePresenter();
+  if (event.key === "s") toggleStage();
+  if (!read().stage || help.open) return;
+  if (event.key === "Escape") change({ stage: "" }, { replace: true });
+  if (event.key === "f") change({ stage: String(Number.parseInt(read().stage, 10) + 1) }, { replace: true });
+  const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (by && nextState && !event.defaultPrevented) nextState(by);
 });
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => frame(pageName(), read()));
+linkTokens();
 onChange(draw);
 draw();

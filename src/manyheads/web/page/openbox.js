@@ -1,14 +1,18 @@
 // One part of the forward pass: its numbers, shape, formula and code.
 
-import { element, escaped, shown, visible } from "./dom.js";
+import { afterPause, element, escaped, shown, visible } from "./dom.js";
 import { picture, saving } from "./exports.js";
-import { extent, formatted, groupOf, nameOf, shapeOf } from "./flowboxes.js";
+import { extent, formatted, groupOf, isStream, nameOf, shapeOf } from "./flowboxes.js";
 import { HeatMap } from "./heatmap.js";
 import { chips } from "./tokens.js";
 
 export class OpenBox {
-  /** @param {{move: (row: number, column: number) => void}} how called when the cursor moves */
-  constructor({ move }) {
+  /**
+   * @param {{move: (row: number, column: number) => void, explain: (row: number, column: number) => Promise<object>}} how
+   * called when the cursor moves, and for the terms of a cell
+   */
+  constructor({ move, explain }) {
+    this.explain = explain;
     this.title = element("h2");
     this.formula = element("p", { class: "formula" });
     this.facts = element("p", { class: "shape" });
@@ -18,14 +22,18 @@ export class OpenBox {
         move(row, column);
         this.bars.at(row);
       },
+      largest: 22,
+      hover: afterPause((row, column) => this.trace(row, column), 60),
     });
+    this.map.root.dataset.stage = "Map";
+    this.origin = element("section", { class: "origin", "aria-label": "Where the number comes from", "aria-live": "polite" });
     this.bars = new Bars();
     this.pieces = element("div");
     this.code = element("div", { class: "code" });
     this.root = element(
       "section",
       { class: "near openbox", "aria-label": "The opened box" },
-      ...[this.title, this.formula, this.facts, this.extra, this.pieces, this.bars.root, this.map.root, this.code],
+      ...[this.title, this.formula, this.facts, this.extra, this.pieces, this.bars.root, this.map.root, this.origin, this.code],
     );
   }
 
@@ -42,6 +50,8 @@ export class OpenBox {
     this.title.replaceChildren(`${box.title} `, element("small", {}, title));
     this.formula.textContent = box.formula;
     if (box.stage === "tokens") this.map.root.hidden = true;
+    this.box = box;
+    this.origin.hidden = true;
     this.pieces.hidden = box.stage !== "tokens";
     this.bars.root.hidden = box.words.length === 0;
     this.code.replaceChildren(...box.code.flatMap((name) => sourceOf(name, sources[name])));
@@ -57,9 +67,39 @@ export class OpenBox {
     const says = (row, column, value) => (box.words.length ? `at ${row}, number ${column}: ${value}` : `${row}, ${column}: ${value.replace("-Infinity", "−∞")}`);
     const name = `${box.name}-${layer + 1}-${head + 1}`;
     this.map.show({ name, title: `${box.title}: ${title}`, rows, columns, values: numbers.values, low, high, says }, cell);
-    if (least === -Infinity) this.map.low.textContent = "−∞";
+    if (isStream(box)) this.map.low.textContent = `≤ ${shown(low, 2)}`;
+    if (isStream(box)) this.map.high.textContent = `≥ ${shown(high, 2)}`;
+    this.labels = { rows, columns };
+    this.trace(...this.map.at);
     if (box.words.length) this.bars.show({ box, rows, numbers, beside }, this.map.at[0]);
   }
+
+  /** Shows the terms of a cell. */
+  async trace(row, column) {
+    const box = this.box;
+    const cell = await this.explain(row, column).catch((error) => (error.name === "AbortError" ? null : { terms: [] }));
+    if (!cell || this.box !== box) return;
+    this.origin.hidden = cell.total === undefined;
+    if (this.origin.hidden) return;
+    const { rows, columns } = this.labels;
+    const where = element("small", {}, ` row “${visible(rows[row])}”, column “${visible(columns[column])}”: ${cell.rule}`);
+    this.origin.replaceChildren(element("h3", {}, "Where this number comes from", where), ...termTable(cell));
+  }
+}
+
+/** The largest terms of a cell, what the others add, and the result. */
+function termTable({ terms, others, added, sum, then, total }) {
+  const most = Math.max(...terms.map((term) => Math.abs(term.value)), 1e-12);
+  const line = (label, product, value, share) => {
+    const bar = element("span", { class: value < 0 ? "term below" : "term above" });
+    bar.style.width = `${(100 * share).toFixed(1)}%`;
+    return element("tr", {}, element("th", { scope: "row", "data-token": label }, visible(label)), element("td", {}, product), element("td", {}, formatted(value)), element("td", { class: "size" }, bar));
+  };
+  const rows = terms.map((term) => line(term.label, term.right === 1 ? "" : `${formatted(term.left)} × ${formatted(term.right)}`, term.value, Math.abs(term.value) / most));
+  if (others.count) rows.push(line(`${others.count} others`, "", others.value, Math.min(1, Math.abs(others.value) / most)));
+  for (const { label, value } of added) rows.push(line(terms.length ? `+ ${label}` : label, "", value, 0));
+  const result = then ? `Σ = ${formatted(sum, 5)}, ${then} = ` : "Σ = ";
+  return [element("table", { class: "terms" }, ...rows), element("p", { class: "total" }, result, element("output", {}, formatted(total, 5)))];
 }
 
 /** The source of a function with its location, inserted as text, not as markup. */

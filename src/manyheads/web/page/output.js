@@ -52,7 +52,7 @@ function tokenChanges(output, before) {
   const cells = output.pieces.map((piece, at) => {
     const [was, is] = [before.log_probabilities[at], output.log_probabilities[at]];
     const sign = is - was < -0.005 ? "▼" : is - was > 0.005 ? "▲" : "";
-    return element("li", {}, element("span", { class: "piece" }, visible(piece)), element("span", { class: "id" }, `${shown(was, 2)} → ${shown(is, 2)} ${sign}`));
+    return element("li", { "data-token": piece }, element("span", { class: "piece" }, visible(piece)), element("span", { class: "id" }, `${shown(was, 2)} → ${shown(is, 2)} ${sign}`));
   });
   return element("ol", { class: "chips", "aria-label": "log P of each token, complete model and without these heads" }, ...cells);
 }

@@ -39,7 +39,7 @@ function paintOver(canvas, size, image, values, side, opacity) {
   context.globalAlpha = opacity;
   for (let at = 0; at < side * side; at++) {
     const [row, column] = [Math.floor(at / side), at % side];
-    context.fillStyle = css(byteOf(values[at], 0, most));
+    context.fillStyle = css(byteOf(values[at], 0, most), "viridis");
     context.fillRect(edge(column), edge(row), edge(column + 1) - edge(column), edge(row + 1) - edge(row));
   }
   context.globalAlpha = 1;
@@ -147,7 +147,7 @@ export class Overlay {
     inside += `<image x="10" y="30" width="${size}" height="${size}" image-rendering="pixelated" href="${image.toDataURL()}"/>`;
     for (let at = 0; at < side * side; at++) {
       const [x, y] = [10 + cell * (at % side), 30 + cell * Math.floor(at / side)];
-      inside += `<rect x="${x}" y="${y}" width="${cell}" height="${cell}" fill="${css(byteOf(values[at], 0, most))}" fill-opacity="${opacity}"/>`;
+      inside += `<rect x="${x}" y="${y}" width="${cell}" height="${cell}" fill="${css(byteOf(values[at], 0, most), "viridis")}" fill-opacity="${opacity}"/>`;
     }
     return picture(Math.ceil(Math.max(size + 20, 20 + 7.5 * title.length)), size + 40, `<g shape-rendering="crispEdges">${inside}</g>`);
   }

@@ -1,7 +1,10 @@
 // The pages in the order of the menu. Each is a module in pages/ with the same name, which exports
 //   async function draw(place, state, signal): fills the element `place` from the state
+//   next (if it has one): (by) moves to the next state in stage mode, where the page has no arrow keys
 //   keys (if it has any): rows of [key, what it does] for the help
 // `signal` is aborted when another page or state is drawn: timers and listeners end with it.
+
+import { recording } from "./recording.js";
 
 /** Translators. The kind of an imported model is unknown until it is loaded. */
 const TRANSLATORS = ["seq2seq", "decoder-only-seq2seq", "rnn", "gnmt", "convs2s", "bytenet", "imported"];
@@ -18,7 +21,7 @@ const TEXTS = [...TRANSLATORS, "gpt", "bert"];
  */
 
 /** @type {Page[]} */
-export const PAGES = [
+const ALL = [
   { name: "runs", group: "Start", title: "Runs" },
   { name: "tour", group: "Learn", title: "Tour", kinds: ["seq2seq"], needed: "Transformers that translate", command: "manyheads demo" },
   { name: "watch", group: "Learn", title: "Watch", kinds: TRANSLATORS.filter((kind) => kind !== "imported"), needed: "runs that translate", command: "manyheads demo" },
@@ -35,6 +38,9 @@ export const PAGES = [
   { name: "train", group: "Training", title: "Train" },
 ];
 
+/** A static copy has some of them. */
+export const PAGES = ALL.filter((page) => !recording || recording.pages.includes(page.name));
+
 /** @param {string} name @returns {Page|undefined} */
 export const pageOf = (name) => PAGES.find((page) => page.name === name);
 
@@ -44,4 +50,4 @@ export function fits({ name, kinds }, run) {
 }
 
 /** The values of the state that links to other pages keep. */
-export const SHARED_KEYS = ["run", "text", "present", "theme"];
+export const SHARED_KEYS = ["run", "text", "stage", "theme", "palette"];

@@ -1,14 +1,21 @@
 // The URL holds the complete state of the page, so that every view can be linked. A page reads
 // values by name, changes some of them, and is redrawn from the URL.
 
+import { recording } from "./recording.js";
+
+const ROOT = recording ? "#" : ""; // a file has no path of its own: the state is in the fragment
+
+/** Page and state in the URL. */
+const here = () => (recording ? location.hash.slice(1) || "/" : location.pathname + location.search);
+
 /** @returns {Record<string, string>} the values in the URL */
 export function read() {
-  return Object.fromEntries(new URLSearchParams(location.search));
+  return Object.fromEntries(new URLSearchParams(here().split("?")[1]));
 }
 
 /** The page in the URL; Runs at `/`. */
 export function pageName() {
-  return location.pathname.slice(1) || "runs";
+  return here().split("?")[0].slice(1) || "runs";
 }
 
 /**
@@ -18,7 +25,7 @@ export function pageName() {
 export function address(page, values) {
   const entries = Object.entries(values).filter(([key, value]) => value || (key === "text" && value === ""));
   const query = new URLSearchParams(entries).toString();
-  return (page === "runs" ? "/" : `/${page}`) + (query ? `?${query}` : "");
+  return ROOT + (page === "runs" ? "/" : `/${page}`) + (query ? `?${query}` : "");
 }
 
 const listeners = [];
@@ -41,7 +48,7 @@ export function change(changes, { replace = false, quiet = false } = {}) {
 /** Goes to a URL of this app. */
 export function go(to, { replace = false, quiet = false } = {}) {
   if (replace) history.replaceState(null, "", to);
-  else if (to !== location.pathname + location.search) history.pushState(null, "", to);
+  else if (to !== ROOT + here()) history.pushState(null, "", to);
   if (!quiet) tell();
 }
 

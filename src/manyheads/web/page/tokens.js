@@ -15,7 +15,7 @@ export function chips(pieces, ids = [], strong = () => false) {
     ...pieces.map((piece, at) =>
       element(
         "li",
-        { class: `tint${at % TINTS}${strong(at) ? " strong" : ""}` },
+        { class: `tint${at % TINTS}${strong(at) ? " strong" : ""}`, "data-token": piece },
         element("span", { class: "piece" }, visible(piece)),
         ids[at] === undefined ? null : element("span", { class: "id" }, String(ids[at])),
       ),

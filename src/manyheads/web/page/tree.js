@@ -1,6 +1,6 @@
 // Beam search as a tree: a column per step with all candidates, best first.
 
-import { element, escaped, magnified, shown, visible } from "./dom.js";
+import { element, escaped, shown, visible } from "./dom.js";
 import { picture, saving } from "./exports.js";
 
 const BOX = { width: 114, height: 24, across: 144, down: 30, margin: 8, top: 22 };
@@ -78,17 +78,16 @@ export class Tree {
   slide(step) {
     this.step = step;
     this.draw();
-    const there = (BOX.across * step + BOX.width) * magnified();
+    const there = (BOX.across * step + BOX.width);
     this.frame.scrollLeft = there - this.frame.clientWidth + 20;
     this.stepped(step);
   }
 
   draw() {
     const [width, height] = this.size();
-    const larger = magnified();
     this.label.textContent = `Step ${this.step} of ${this.last}`;
     this.plane.innerHTML =
-      `<svg width="${width * larger}" height="${height * larger}" viewBox="0 0 ${width} ${height}" aria-hidden="true">` +
+      `<svg width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" aria-hidden="true">` +
       `${this.inside(this.step, this.node)}</svg>`;
     this.tell();
   }
@@ -179,7 +178,7 @@ export class Tree {
 
   /** Brings the chosen node into view. */
   reveal() {
-    const [left, right] = [0, BOX.width].map((wide) => (this.corner(this.node)[0] + wide) * magnified());
+    const [left, right] = [0, BOX.width].map((wide) => (this.corner(this.node)[0] + wide));
     const { scrollLeft, clientWidth } = this.frame;
     if (left < scrollLeft || right > scrollLeft + clientWidth) this.frame.scrollLeft = left - clientWidth / 2;
   }

@@ -57,6 +57,8 @@ export async function draw(place, state, signal) {
   screen.controls.replaceChildren(...controls(now));
   screen.output.replaceChildren(outputPanel(baseline.output, off.length ? trace.output : null));
   await Promise.all([allHeads(now, signal), near(now, signal)]);
+  if (state.sweep === "1") await showSweep(request, now, signal);
+  else screen.sweep.root.remove();
   if (trace.output.kind === "continuation") await showContinuation(request, off, { baseline, trace }, signal);
 }
 
@@ -74,6 +76,33 @@ async function allHeads({ state, trace, map, layer, head, off }, signal) {
     screen.cached = { key, bytes: await tensor(trace.trace, `${map.name}.weights`, which, signal) };
   }
   screen.grid.show(map, screen.cached.bytes, { by: state.by in map.statistics ? state.by : "", chosen: [layer, head], off: new Set(off) });
+}
+
+/** How much log P of the same target falls without each head: heads by layers of all attentions. */
+async function showSweep(request, { trace, map, layer, head }, signal) {
+  const key = JSON.stringify(request);
+  if (screen.swept.key !== key) screen.swept = { key, result: await post("/api/sweep", request, signal) };
+  const { log_probability: full, heads } = screen.swept.result;
+  const most = Math.max(...trace.maps.map((one) => one.heads));
+  const rows = trace.maps.flatMap((one) => Array.from({ length: one.layers }, (_, number) => [one, number]));
+  const change = ([one, number], at) => (at < one.heads ? (heads[`${one.name}.${number}.${at}`] ?? NaN) - full : NaN);
+  const values = Float32Array.from(rows.flatMap((row) => Array.from({ length: most }, (_, at) => change(row, at))));
+  const size = values.reduce((largest, value) => (Number.isNaN(value) ? largest : Math.max(largest, Math.abs(value))), 1e-6);
+  const missing = Object.keys(heads).length < trace.maps.reduce((sum, one) => sum + one.layers * one.heads, 0);
+  screen.left.append(screen.sweep.root);
+  screen.sweep.show(
+    {
+      name: "head-importance",
+      title: `Change of log P(same target) = ${shown(full)} without each head${missing ? "; the sweep stopped at its time limit" : ""}`,
+      rows: rows.map(([one, number]) => `${nameOf(one.name)} ${number + 1}`),
+      columns: Array.from({ length: most }, (_, at) => `head ${at + 1}`),
+      values,
+      low: -size,
+      high: size,
+      says: (row, column, value) => `Without ${column} of ${row}: log P changes by ${value}`,
+    },
+    [rows.findIndex(([one, number]) => one === map && number === layer), head],
+  );
 }
 
 /** The continuation of a language model, requested last because no map depends on it. */
@@ -96,8 +125,13 @@ function build(place) {
     queryKey: new QueryKey(),
     about: element("div", { class: "about" }),
     near: element("div"),
+    sweep: new HeatMap({ move: (row, column) => goTo(row, column), largest: 44 }),
+    swept: { key: "", result: null },
+    left: element("div", { class: "stacked" }),
     cached: { key: "", bytes: null },
   };
+  made.left.append(made.grid.root);
+  for (const view of [made.map, made.lines]) view.root.dataset.stage = "One head";
   made.root = element(
     "div",
     {},
@@ -106,7 +140,7 @@ function build(place) {
     made.controls,
     made.form.root,
     made.output,
-    element("div", { class: "split" }, made.grid.root, element("section", { class: "near", "aria-label": "One head" }, made.about, made.near)),
+    element("div", { class: "split" }, made.left, element("section", { class: "near", "aria-label": "One head" }, made.about, made.near)),
   );
   place.replaceChildren(made.root);
   return made;
@@ -119,7 +153,11 @@ function controls({ run, runs, state, trace, map }) {
     runChoice(runs, run.name),
     tabs("Which attention", kinds, map.name, (value) => change({ map: value, cell: "", query: "" })),
     labelled("Sort by", select(by, state.by in map.statistics ? state.by : "", (value) => change({ by: value }))),
+    labelled("Palette", select([["", "white to ink"], ["viridis", "viridis"]], state.palette ?? "", (value) => change({ palette: value }))),
     labelled("Colours", select(COLOURS, state.colours === "own" ? "own" : "", (value) => change({ colours: value }))),
+    ["text", "continuation"].includes(trace.output.kind)
+      ? element("button", { type: "button", "aria-pressed": String(state.sweep === "1"), onclick: () => change({ sweep: state.sweep === "1" ? "" : "1" }) }, "Sweep all heads")
+      : "",
     insteadOf(state.run, run, "attention"),
   ];
 }
@@ -195,6 +233,20 @@ async function keysOf(map, layer, head, of) {
   return { shape: [rows, channels], values: all.values.subarray(group * size, (group + 1) * size) };
 }
 
+/** Opens the head of a cell of the sweep. */
+function goTo(row, head) {
+  const rows = screen.now.trace.maps.flatMap((one) => Array.from({ length: one.layers }, (_, layer) => [one, layer]));
+  const [map, layer] = rows[row];
+  change({ map: map.name, layer: String(layer), head: String(Math.min(head, map.heads - 1)), cell: "" }, { replace: true });
+}
+
+/** The next head, in stage mode. */
+export function next(by) {
+  const { map, layer, head } = chosen(screen.now.trace, read());
+  const to = layer * map.heads + head + by;
+  if (to >= 0 && to < map.layers * map.heads) choose(Math.floor(to / map.heads), to % map.heads);
+}
+
 function choose(layer, head) {
   change({ layer: String(layer), head: String(head) }, { replace: true });
 }
@@ -211,10 +263,9 @@ function knock(layer, head) {
 function shortcuts(event) {
   if (event.target.closest("input, textarea, select, dialog") || event.ctrlKey || event.metaKey || event.altKey) return;
   if (!screen?.root.isConnected || !screen.now) return;
-  const { map, layer, head } = chosen(screen.now.trace, read());
-  const at = layer * map.heads + head;
-  const to = { "[": at - 1, "]": at + 1 }[event.key];
-  if (to >= 0 && to < map.layers * map.heads) choose(Math.floor(to / map.heads), to % map.heads);
+  const { layer, head } = chosen(screen.now.trace, read());
+  const by = { "[": -1, "]": 1 }[event.key];
+  if (by) next(by);
   if (event.key === "x" && !event.target.closest(".heads")) knock(layer, head);
 }
 

@@ -8,7 +8,7 @@ import { saving } from "../exports.js";
 import { chooseFirst, fitting, insteadOf, nothingFits, numberInput } from "../fitting.js";
 import { fill, textArea } from "../form.js";
 import { lead, runChoice } from "../runs.js";
-import { change } from "../state.js";
+import { change, read } from "../state.js";
 import { Tree } from "../tree.js";
 import { BEAMS, integer, legible, textsView, tokensIn, tokensOut } from "../writers.js";
 
@@ -54,6 +54,11 @@ export async function draw(place, state, signal) {
     `lp = ${result.penalty}; stopping: ${result.stopping}; at most ${result.limit} tokens.` +
     (result.prefix.length ? ` The first ${result.prefix.length} are forced.` : "");
   await drawChances(now, screen.tree.node, signal);
+}
+
+/** The next step of the search, in stage mode. */
+export function next(by) {
+  change({ step: String(Math.max(0, (integer(read().step) ?? 0) + by)) }, { replace: true });
 }
 
 /** A number of the state, or its default. */

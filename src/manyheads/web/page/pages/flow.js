@@ -1,6 +1,6 @@
 // Flow: the forward pass of a text as boxes, each with its numbers, formula and code.
 
-import { matrices, post } from "../api.js";
+import { get, matrices, post, tensor } from "../api.js";
 import { element, labelled, select, tabs } from "../dom.js";
 import { cellOf, chooseFirst, fitting, insteadOf, limited, nothingFits } from "../fitting.js";
 import { FlowBoxes } from "../flowboxes.js";
@@ -13,7 +13,14 @@ export const keys = [
   ["← →", "previous box, next box (in a map: next cell)"],
   ["↑ ↓", "previous layer, next layer (in a map: next cell)"],
   ["[ ]", "previous head, next head"],
+  ["+ −", "zoom in, zoom out: model, layer, head"],
   ["m", "scores without mask, with mask"],
+];
+
+const ZOOMS = [
+  ["model", "Model"],
+  ["layer", "Layer"],
+  ["head", "Head"],
 ];
 
 /** The elements of the page, reused while text and box change. */
@@ -28,46 +35,75 @@ export async function draw(place, state, signal) {
   chooseFirst(screen.controls, runs, run, state.run, "flow");
   const flow = await post("/api/flow", { run: run.name, text, target: state.target || undefined }, signal);
   screen.form.hasTarget(flow.output.kind === "text");
-  const boxes = flow.columns.flatMap((column) => column.boxes.map((box) => ({ ...box, column })));
+  const boxes = flow.columns.flatMap((column) => column.boxes.map((box) => Object.assign(box, { column })));
   const most = (what) => Math.max(...flow.columns.map((column) => column[what]));
   const sizes = { boxes, layers: most("layers"), heads: most("heads") };
   const now = { flow, ...sizes, ...chosen(sizes, state) };
   screen.now = now;
   screen.controls.replaceChildren(runChoice(runs, run.name), ...controls(now), insteadOf(state.run, run, "flow"));
-  const numbers = await numbersOf(now, signal);
+  const [numbers, heads] = await Promise.all([numbersOf(now, signal), headsOf(now, signal)]);
   open(now, state, numbers);
-  screen.boxes.show(boxes, now.box.name, { ...now, run: run.name }, numbers);
+  screen.boxes.show(boxes, { ...now, run: run.name, labels: labelsOf(flow) }, numbers, heads);
 }
 
 function build(place) {
   const made = {
     form: new TextAndTarget(),
     controls: element("div", { class: "controls" }),
-    boxes: new FlowBoxes({ choose: (name) => change({ box: name, cell: "" }) }),
-    opened: new OpenBox({ move: (row, column) => change({ cell: `${row},${column}` }, { replace: true, quiet: true }) }),
+    boxes: new FlowBoxes({ choose: (name, changes = {}) => openBox(name, changes) }),
+    opened: new OpenBox({
+      move: (row, column) => change({ cell: `${row},${column}` }, { replace: true, quiet: true }),
+      explain,
+    }),
     cached: { key: "", numbers: new Map() },
+    heads: { key: "", maps: new Map() },
   };
   made.root = element(
     "div",
     {},
     element("h1", {}, "Flow"),
-    lead("Every intermediate tensor of the forward pass. Open a box for its numbers, formula and code."),
-    made.controls,
-    made.form.root,
+    lead("Follow the residual stream from the tokens to the next token. Open a box for its numbers; hover a cell for its sum."),
+    element("div", { class: "flow-top" }, made.controls, made.form.root),
     element("div", { class: "flow" }, made.boxes.root, made.opened.root),
   );
   place.replaceChildren(made.root);
   return made;
 }
 
-function controls({ layers, heads, layer, head, box }) {
+/** Opens a box. A box inside a layer needs an open layer. */
+function openBox(name, changes = {}, how = {}) {
+  const inside = screen.now.boxes.find((one) => one.name === name)?.stage === "layer";
+  const opened = inside && read().zoom === "model" ? { zoom: "" } : {};
+  change({ box: name, cell: "", ...opened, ...changes }, how);
+}
+
+/** The terms of a cell; requests of cells that the pointer has left are dropped. */
+async function explain(row, column) {
+  const { flow, box, layer, head } = screen.now;
+  screen.asked?.abort();
+  screen.asked = new AbortController();
+  return get(`/api/flow/${flow.trace}/cell`, { box: box.name, layer, head, row, column }, screen.asked.signal);
+}
+
+/** The weights of all heads, small, by name; cached for the same text. */
+async function headsOf({ flow, boxes }, signal) {
+  if (screen.heads.key !== flow.trace) {
+    const names = boxes.filter((box) => box.name.endsWith(".weights")).map((box) => box.name);
+    const maps = await Promise.all(names.map((name) => tensor(flow.trace, name, { dtype: "u8", side: 32 }, signal)));
+    screen.heads = { key: flow.trace, maps: new Map(names.map((name, at) => [name, maps[at]])) };
+  }
+  return screen.heads.maps;
+}
+
+function controls({ boxes, layers, heads, layer, head, box, zoom }) {
   const numbered = (count) => Array.from({ length: count }, (_, at) => [String(at), String(at + 1)]);
   const masked = box.name.replace(/\.(scores|masked)$/, "");
   const mask = tabs("Mask", [["scores", "Without mask"], ["masked", "With mask"]], box.name.split(".").at(-1), (what) => change({ box: `${masked}.${what}` }));
   return [
-    labelled("Layer", select(numbered(layers), String(layer), (value) => change({ layer: value }))),
+    tabs("Zoom", ZOOMS, zoom, (value) => change({ zoom: value === "layer" ? "" : value })),
+    labelled("Layer", select(numbered(layers), String(layer), (value) => change({ layer: value, ...(zoom === "model" ? { zoom: "" } : {}) }))),
     labelled("Head", select(numbered(heads), String(head), (value) => change({ head: value }))),
-    masked === box.name ? null : mask,
+    masked === box.name || !boxes.some((one) => one.name === `${masked}.masked`) ? null : mask,
   ].filter(Boolean);
 }
 
@@ -84,12 +120,14 @@ async function numbersOf({ flow, boxes, layer, head }, signal) {
 
 /** Shows the chosen box in detail. */
 function open({ flow, box, layer, head }, state, numbers) {
-  const labels = (source, count) => {
-    const known = Array.isArray(source) ? source : (flow.columns.find((column) => column.name === source)?.tokens ?? []);
-    return known.length === count ? known : Array.from({ length: count }, (_, number) => String(number + 1));
-  };
-  screen.opened.show(box, { layer, head, cell: cellOf(state.cell), labels }, { numbers: numbers.get(box.name), beside: numbers.get(besideOf(box.name)) }, flow.code);
+  screen.opened.show(box, { layer, head, cell: cellOf(state.cell), labels: labelsOf(flow) }, { numbers: numbers.get(box.name), beside: numbers.get(besideOf(box.name)) }, flow.code);
 }
+
+/** Labels of rows and columns: the tokens of a stack, given labels, or numbers. */
+const labelsOf = (flow) => (source, count) => {
+  const known = Array.isArray(source) ? source : (flow.columns.find((column) => column.name === source)?.tokens ?? []);
+  return known.length === count ? known : Array.from({ length: count }, (_, number) => String(number + 1));
+};
 
 /** Logits and probabilities are shown together. */
 function besideOf(name) {
@@ -100,8 +138,9 @@ function besideOf(name) {
 
 /** The box, layer and head in the state. */
 function chosen({ boxes, layers, heads }, state) {
-  const box = boxes.find((one) => one.name === state.box) ?? boxes[0];
-  return { box, layer: limited(state.layer, layers), head: limited(state.head, heads) };
+  const box = boxes.find((one) => one.name === state.box) ?? boxes.find((one) => one.name.endsWith(".weights")) ?? boxes[0];
+  const zoom = ["model", "head"].includes(state.zoom) ? state.zoom : "layer";
+  return { box, zoom, layer: limited(state.layer, layers), head: limited(state.head, heads) };
 }
 
 /** Steps from the state in the URL: a key may be pressed again before the page is redrawn. */
@@ -116,12 +155,16 @@ function shortcuts(event) {
   const side = { "[": -1, "]": 1 }[event.key];
   const next = step && boxes[boxes.indexOf(box) + step];
   if (step || way) event.preventDefault();
-  if (next) change({ box: next.name, cell: "" }, { replace: true });
+  if (next) openBox(next.name, {}, { replace: true });
   if (way && layer + way >= 0 && layer + way < layers) change({ layer: String(layer + way) }, { replace: true });
   if (side && head + side >= 0 && head + side < heads) change({ head: String(head + side) }, { replace: true });
+  const nearer = { "+": 1, "=": 1, "-": -1 }[event.key];
+  const to = nearer && ZOOMS[ZOOMS.findIndex(([name]) => name === (read().zoom || "layer")) + nearer];
+  if (to) change({ zoom: to[0] === "layer" ? "" : to[0] }, { replace: true });
   if (event.key === "m" && /\.(scores|masked)$/.test(box.name)) {
     const what = box.name.endsWith(".scores") ? "masked" : "scores";
-    change({ box: box.name.replace(/[^.]*$/, what) }, { replace: true });
+    const name = box.name.replace(/[^.]*$/, what);
+    if (boxes.some((one) => one.name === name)) change({ box: name }, { replace: true });
   }
 }
 

@@ -223,5 +223,6 @@ function ends(values) {
     low = Math.min(low, value);
     high = Math.max(high, value);
   }
+  if (low < 0 && high > 0) low = -(high = Math.max(-low, high)); // signed colours have zero in the middle
   return low < high ? [low, high] : [low - 1, high + 1];
 }

@@ -27,7 +27,7 @@ function startHere(runs, state) {
   ].flatMap(([name, title, about]) => {
     const run = runs.find((one) => !one.error && fits(pageOf(name), one));
     if (!run) return [];
-    const shared = { present: state.present ?? "", theme: state.theme ?? "" };
+    const shared = { theme: state.theme ?? "" };
     const link = element("a", { href: address(name, { ...shared, run: run.name }) }, title);
     return [element("li", {}, link, `: ${about}`)];
   });
@@ -38,7 +38,7 @@ function card(run, state) {
   if (run.error) {
     return element("article", { class: "card broken" }, element("h2", {}, run.name), element("p", {}, run.error));
   }
-  const shared = { present: state.present ?? "", theme: state.theme ?? "" };
+  const shared = { theme: state.theme ?? "" };
   const ways = WAYS.filter((page) => fits(page, run)).map((page) =>
     element("a", { href: address(page.name, { ...shared, ...page.opens, run: run.name }) }, page.title),
   );

@@ -4,17 +4,18 @@
 import { element } from "../dom.js";
 import { limited, nothingFits } from "../fitting.js";
 import { fits, pageOf } from "../pages.js";
+import { request } from "../recording.js";
 import { runChoice, usableRuns } from "../runs.js";
 import { address, go, read } from "../state.js";
 
 export const keys = [["← →", "previous step, next step"]];
 
-const LASTING = ["run", "text", "theme", "present"]; // the state that all steps share
+const LASTING = ["run", "text", "theme", "stage", "palette"]; // the state that all steps share
 let steps = null;
 let screen = null;
 
 export async function draw(place, state, signal) {
-  steps ??= await (await fetch("/page/tour.json", { signal })).json();
+  steps ??= await (await request("/page/tour.json", { signal })).json();
   const runs = (await usableRuns(signal)).filter((run) => fits(pageOf("tour"), run));
   if (!runs.length) return nothingFits(place, "tour");
   const run = runs.find((one) => one.name === state.run) ?? runs[0];

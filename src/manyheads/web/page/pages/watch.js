@@ -4,6 +4,7 @@
 import { get, post } from "../api.js";
 import { checkbox, element, escaped, labelled, select, tabs } from "../dom.js";
 import { saveFile } from "../exports.js";
+import { inflated, request } from "../recording.js";
 import { chosenRun, lead, runChoice, usableRuns } from "../runs.js";
 import { change } from "../state.js";
 import {
@@ -57,8 +58,7 @@ async function unpacked(probe) {
   const sentences = await Promise.all(
     probe.sentences.map(async ({ attention, ...rest }) => {
       const packed = Uint8Array.from(atob(attention), (sign) => sign.charCodeAt(0));
-      const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-      return { ...rest, attention, weights: new Uint8Array(await new Response(stream).arrayBuffer()) };
+      return { ...rest, attention, weights: new Uint8Array(await inflated(packed).arrayBuffer()) };
     }),
   );
   return { ...probe, sentences };
@@ -351,7 +351,7 @@ class Watch {
 
   /** One file with the data, the drawing module and a player; it opens without a server. */
   async html() {
-    const module = (await (await fetch("/page/watchview.js")).text()).replace(/^export /gm, "");
+    const module = (await (await request("/page/watchview.js")).text()).replace(/^export /gm, "");
     const { run, sentences } = this.source;
     const probes = this.source.probes.map((probe) => ({
       ...probe,

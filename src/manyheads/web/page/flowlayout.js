@@ -1,0 +1,372 @@
+// The Flow diagram as geometry: where tiles, sums, edges and the bus of the residual stream are. It
+// draws nothing, so that the screen and a saved file have the same picture.
+
+const BUS = 52; // the margin with the bus and its numbers
+const WIDEST = 22; // the bus where ‖x‖ is greatest
+const LABEL = 22; // the title of a group
+const THIN = 40; // a sub-layer of a closed layer
+export const SUM = 22; // a ⊕
+const NARROW = 560; // below this width the decoder is under the encoder
+
+/**
+ * @typedef {object} Node a box with its rectangle; `kind` is "tile", "sum", "tokens" or "closed"
+ * @typedef {{points: [number, number][], kind: string, from: string, to: string}} Edge the last point has the arrow
+ * @typedef {{column: object, x: number, y: number, height: number, width: number, norm: number}} Bus
+ */
+
+/** The sub-layers of a stack, in order. */
+export function sublayers(column) {
+  return ["self", "cross", "feedforward"].filter((kind) => column.boxes.some((box) => box.name === `${column.name}.${kind}.sum`));
+}
+
+/**
+ * Lays out all columns.
+ * @param {object[]} columns of the manifest @param {{layer: number, zoom: string, width: number}} how
+ */
+export function diagram(columns, { layer, zoom, width }) {
+  const stacked = columns.length > 1 && width < NARROW;
+  const gutter = columns.length > 1 ? (stacked ? 16 : 34) : 0;
+  const wide = stacked || columns.length === 1 ? Math.min(width - gutter, 560) : (width - gutter) / 2;
+  const most = Math.max(...columns.flatMap((column) => Object.values(column.norms).flat()));
+  const made = { nodes: [], edges: [], buses: [], groups: [], texts: [], width, height: 0 };
+  let top = 0;
+  columns.forEach((column, at) => {
+    const mirrored = columns.length > 1 && at === columns.length - 1;
+    const x = stacked ? gutter : columns.length === 1 ? Math.max(0, (width - wide) / 2) : at * (wide + gutter);
+    const drawn = new ColumnLayout(made, column, { x, wide, mirrored, most, layer, zoom, gutter: x - gutter / 2, stacked });
+    const bottom = drawn.run(stacked ? top : 0);
+    top = bottom + 24;
+    made.height = Math.max(made.height, bottom + 6);
+  });
+  return made;
+}
+
+/** The layout of one attention over the full width, with tiles high enough for token labels. */
+export function headDiagram(column, kind, { layer, width, rows }) {
+  const made = { nodes: [], edges: [], buses: [], groups: [], texts: [], width, height: 0 };
+  const most = Math.max(...Object.values(column.norms).flat());
+  const tall = Math.max(96, Math.min(230, 14 * rows));
+  const labels = width < NARROW ? 0 : 62;
+  const drawn = new ColumnLayout(made, column, { x: 0, wide: width, mirrored: false, most, layer, zoom: "layer", gutter: 8, tall, labels });
+  drawn.y = 4;
+  drawn.stream.push({ y: 4, norm: drawn.entering(kind, layer) });
+  drawn.attention(kind, layer);
+  drawn.end = made.height = drawn.y + 4;
+  drawn.drawBus();
+  return made;
+}
+
+class ColumnLayout {
+  constructor(made, column, how) {
+    Object.assign(this, how, { made, column });
+    this.gap = 10;
+    this.left = this.mirrored ? this.x : this.x + BUS;
+    this.inner = this.wide - BUS;
+    this.labels ??= 0;
+    this.tile = (this.inner - 3 * this.gap) / 4;
+    this.tall ??= Math.round(Math.max(40, Math.min(64, this.tile * 0.62)));
+    this.pitch = this.tall + 22 + 20; // tile, its title, the way between rows
+    this.busX = this.mirrored ? this.x + this.wide - 28 : this.x + 28;
+    this.stream = [];
+    this.y = 0;
+  }
+
+  box(what) {
+    return this.column.boxes.find((box) => box.name === `${this.column.name}.${what}`);
+  }
+
+  get place() {
+    return this.column.name;
+  }
+
+  /** x of the left side of a grid column; the mirrored decoder counts from the right. */
+  gridX(at) {
+    const from = this.mirrored ? 3 - at : at;
+    return this.left + from * (this.tile + this.gap);
+  }
+
+  run(top) {
+    const { column, made } = this;
+    made.texts.push({ x: this.mirrored ? this.x + this.wide : this.x, y: top + 18, text: titleOf(column), anchor: this.mirrored ? "end" : "start", kind: `title ${column.name}` });
+    this.y = top + 28;
+    this.before();
+    for (let layer = 0; layer < column.layers; layer++) {
+      if (this.zoom === "layer" && layer === Math.min(this.layer, column.layers - 1)) this.open(layer);
+      else this.closed(layer);
+    }
+    this.after();
+    this.drawBus();
+    return this.y;
+  }
+
+  add(box, at, y, kind = "tile", more = {}) {
+    const node = { box, kind, x: this.gridX(at) + this.labels, y, width: this.tile - this.labels, height: this.tall + 22, ...more };
+    this.made.nodes.push(node);
+    return node;
+  }
+
+  edge(points, kind, from, to) {
+    this.made.edges.push({ points, kind, from, to });
+  }
+
+  /** A ⊕ on the bus; from here on the stream has this norm. */
+  sum(what, y, norm) {
+    const box = this.box(what);
+    const node = { box, kind: "sum", x: this.busX - SUM / 2, y: y - SUM / 2, width: SUM, height: SUM };
+    if (box) this.made.nodes.push(node);
+    this.stream.push({ y, norm });
+    return node;
+  }
+
+  before() {
+    const { inner, left } = this;
+    const lines = Math.ceil((this.column.tokens.join("").length * 7.2 + this.column.tokens.length * 8 + 20) / inner);
+    const height = 8 + 19 * Math.min(3, Math.max(1, lines));
+    const tokens = { box: this.column.boxes[0], kind: "tokens", x: left, y: this.y, width: inner, height };
+    this.made.nodes.push(tokens);
+    this.y += height + 18;
+    const parts = ["embedding", "position", "segment"].filter((what) => this.box(what));
+    const nodes = parts.map((what, at) => this.add(this.box(what), at, this.y));
+    this.edge([[middle(nodes[0]), tokens.y + height], [middle(nodes[0]), this.y]], "stream", "tokens", "embedding");
+    const y = this.y + this.tall + 22 + 16;
+    nodes.forEach((node) => this.edge([[middle(node), node.y + node.height], [middle(node), y], [this.toward(SUM / 2), y]], "stream", node.box.name, "input"));
+    this.sum("input", y, this.column.norms[`${this.place}.input`][0]);
+    this.y = y + 20;
+  }
+
+  /** x next to the bus, on the side of the tiles. */
+  toward(distance) {
+    return this.mirrored ? this.busX - distance : this.busX + distance;
+  }
+
+  normOf(kind, layer) {
+    const name = this.column.stream.find((one) => one.startsWith(`${this.place}.${kind}.`));
+    return this.column.norms[name][layer];
+  }
+
+  /** ‖x‖ before a sub-layer. */
+  entering(kind, layer) {
+    const kinds = sublayers(this.column);
+    const at = kinds.indexOf(kind);
+    if (at > 0) return this.normOf(kinds[at - 1], layer);
+    return layer > 0 ? this.normOf(kinds.at(-1), layer - 1) : this.column.norms[`${this.place}.input`][0];
+  }
+
+  closed(layer) {
+    const first = this.y;
+    this.y += LABEL;
+    for (const kind of sublayers(this.column)) {
+      const node = { box: null, kind: "closed", of: kind, layer, column: this.column, x: this.left, y: this.y, width: this.inner, height: THIN };
+      this.made.nodes.push(node);
+      const [side, enter, leave] = [this.mirrored ? node.x + node.width : node.x, this.y + 9, this.y + THIN - 8];
+      this.edge([[this.busX, enter], [side, enter]], "stream", "bus", kind);
+      this.edge([[side, leave], [this.toward(7), leave]], "stream", kind, "bus");
+      if (kind === "cross") this.fromEncoder([[this.mirrored ? node.x : node.x, this.y + THIN / 2]], layer);
+      this.made.texts.push({ x: this.busX, y: leave + 4, text: "+", anchor: "middle", kind: "plus" });
+      this.stream.push({ y: leave, norm: this.normOf(kind, layer) });
+      this.y += THIN + 10;
+    }
+    this.group(first, this.y - 4, `Layer ${layer + 1}`, layer);
+    this.y += 10;
+  }
+
+  group(top, bottom, title, layer) {
+    this.made.groups.push({ x: this.left - 6, y: top, width: this.inner + 12, height: bottom - top, title, layer, column: this.column });
+  }
+
+  open(layer) {
+    for (const kind of sublayers(this.column)) {
+      if (kind === "feedforward") this.feedforward(layer);
+      else this.attention(kind, layer);
+      this.y += 10;
+    }
+  }
+
+  /** An edge from the encoder's output along the gutter to some points at one height. */
+  fromEncoder(targets, layer) {
+    const source = this.made.nodes.find((node) => node.box?.name === "encoder.states") ?? this.made.encoderEnd;
+    if (!source) return;
+    const out = this.stacked ? [[middle(source), source.y + source.height], [middle(source), source.y + source.height + 10], [this.gutter, source.y + source.height + 10]] : [[source.x + source.width, source.y + this.tall / 2], [this.gutter, source.y + this.tall / 2]];
+    for (const [x, y, below] of targets) {
+      const end = below === undefined ? [[this.gutter, y], [x, y]] : [[this.gutter, y], [x, y], [x, below]];
+      this.edge([...out, ...end], "encoder", "encoder.states", `decoder.cross.${layer}`);
+    }
+  }
+
+  attention(kind, layer) {
+    const first = this.y;
+    const place = `${this.place}.${kind}`;
+    const has = (what) => this.box(`${kind}.${what}`);
+    const [norm, post] = [has("norm"), this.column.stream.includes(`${place}.norm`)];
+    const row = (number) => first + LABEL + 10 + number * this.pitch;
+    const at = {};
+    const put = (what, column, number) => {
+      if (has(what)) at[what] = this.add(has(what), column, row(number));
+    };
+    if (norm && !post) put("norm", 0, 0);
+    put("q", 1, 0), put("k", 2, 0), put("v", 3, 0);
+    let last = 1;
+    put("scores", 1, 1);
+    if (has("masked")) {
+      put(has("mask") ? "mask" : "bias", 2, 1);
+      last = has("mask") && has("bias") ? 3 : 2;
+      if (last === 3) put("bias", 2, 2);
+      put("masked", 1, 2);
+    }
+    put("weights", 2, last), put("mix", 3, last), put("output", 0, last);
+    if (has("spread")) put("spread", 3, last - 1 || 1);
+    // Into the sub-layer.
+    const rail = row(0) - 9;
+    const from = at.norm ? [middle(at.norm), row(0)] : [this.busX, rail];
+    if (at.norm) this.edge([[this.busX, row(0) + this.tall / 2], [this.side(at.norm), row(0) + this.tall / 2]], "stream", "bus", `${place}.norm`);
+    const into = kind === "cross" ? ["q"] : ["q", "k", "v"];
+    for (const what of into) {
+      const points = [from, [from[0], rail], [middle(at[what]), rail], [middle(at[what]), row(0)]];
+      this.edge(points, { q: "query", k: "key", v: "value" }[what], at.norm ? `${place}.norm` : "bus", `${place}.${what}`);
+    }
+    if (kind === "cross") {
+      const targets = ["k", "v"].map((what) => [middle(at[what]), rail, row(0)]);
+      this.fromEncoder(targets, layer);
+    }
+    // Q · Kᵀ → scores → softmax → · V
+    const down = (one, other, color) => this.edge([[middle(at[one]), bottom(at[one])], [middle(at[one]), at[other].y]], color, `${place}.${one}`, `${place}.${other}`);
+    const across = (one, other, color = "stream") => {
+      const y = at[other].y + this.tall / 2;
+      this.edge([[this.side(at[one], true), y], [this.side(at[other]), y]], color, `${place}.${one}`, `${place}.${other}`);
+    };
+    if (at.scores) {
+      down("q", "scores", "query");
+      const y = bottom(at.k) + 8;
+      this.edge([[middle(at.k), bottom(at.k)], [middle(at.k), y], [middle(at.scores) + this.way(14), y], [middle(at.scores) + this.way(14), at.scores.y]], "key", `${place}.k`, `${place}.scores`);
+    }
+    if (at.masked) {
+      down("scores", "masked", "stream");
+      for (const what of ["bias", "mask"].filter((one) => at[one])) {
+        if (at[what].y === at.masked.y) continue;
+        const y = bottom(at[what]) + 8;
+        this.edge([[middle(at[what]), bottom(at[what])], [middle(at[what]), y], [middle(at.masked) + this.way(14), y], [middle(at.masked) + this.way(14), at.masked.y]], "stream", `${place}.${what}`, `${place}.masked`);
+      }
+    }
+    const scored = at.masked ?? at.scores;
+    if (scored && scored.y === at.weights.y) across(at.masked ? "masked" : "scores", "weights");
+    else if (scored) this.edge([[middle(scored), bottom(scored)], [middle(scored), at.weights.y + this.tall / 2], [this.side(at.weights), at.weights.y + this.tall / 2]], "stream", scored.box.name, `${place}.weights`);
+    if (at.mix) {
+      across("weights", "mix");
+      down("v", "mix", "value");
+    }
+    // Back to the stream.
+    if (at.output && at.mix) {
+      const y = bottom(at.mix) + 7;
+      this.edge([[middle(at.mix), bottom(at.mix)], [middle(at.mix), y], [middle(at.output), y], [middle(at.output), bottom(at.output)]], "stream", `${place}.mix`, `${place}.output`);
+    }
+    let end = row(last) + this.tall / 2;
+    if (at.output) this.edge([[this.side(at.output), end], [this.toward(SUM / 2), end]], "stream", `${place}.output`, `${place}.sum`);
+    this.sum(`${kind}.sum`, end, this.normOf(kind, layer));
+    this.y = row(last) + this.tall + 22 + 12;
+    if (norm && post) this.postNorm(kind);
+    const name = { self: "self-attention", cross: "cross-attention" }[kind];
+    this.group(first, this.y, `Layer ${layer + 1}, ${name}`, layer);
+  }
+
+  /** The norm after a sum: from the bus and back to it. */
+  postNorm(kind) {
+    const node = this.add(this.box(`${kind}.norm`), 0, this.y + 2);
+    const y = node.y + this.tall / 2;
+    this.edge([[this.busX, y - 8], [this.side(node), y - 8]], "stream", "bus", node.box.name);
+    this.edge([[this.side(node), y + 8], [this.toward(12), y + 8]], "stream", node.box.name, "bus");
+    this.y += this.tall + 22 + 8;
+  }
+
+  feedforward(layer) {
+    const first = this.y;
+    const kind = "feedforward";
+    const has = (what) => this.box(`${kind}.${what}`);
+    const post = this.column.stream.includes(`${this.place}.${kind}.norm`);
+    const names = [post ? null : "norm", has("hidden") ? "hidden" : has("router") ? "router" : null, "output"].filter((what) => what && has(what));
+    const y = first + LABEL + 6;
+    const nodes = names.map((what, at) => this.add(has(what), at, y));
+    const center = y + this.tall / 2;
+    this.edge([[this.busX, center], [this.side(nodes[0]), center]], "stream", "bus", nodes[0].box.name);
+    nodes.slice(1).forEach((node, at) => this.edge([[this.side(nodes[at], true), center], [this.side(node), center]], "stream", nodes[at].box.name, node.box.name));
+    const output = nodes.at(-1);
+    const end = bottom(output) + 10;
+    this.edge([[middle(output), bottom(output)], [middle(output), end], [this.toward(SUM / 2), end]], "stream", output.box.name, `${this.place}.${kind}.sum`);
+    this.sum(`${kind}.sum`, end, this.normOf(kind, layer));
+    this.y = end + 14;
+    if (post) this.postNorm(kind);
+    this.group(first, this.y, `Layer ${layer + 1}, feed-forward`, layer);
+  }
+
+  after() {
+    const parts = this.column.boxes.filter((box) => box.stage === "after");
+    this.y += 4;
+    this.end = parts.length ? this.y + this.tall / 2 : this.y;
+    const nodes = parts.map((box, at) => this.add(box, at, this.y));
+    const center = this.y + this.tall / 2;
+    nodes.forEach((node, at) => {
+      const from = at ? this.side(nodes[at - 1], true) : this.busX;
+      this.edge([[from, center], [this.side(node), center]], "stream", at ? nodes[at - 1].box.name : "bus", node.box.name);
+    });
+    if (this.column.name === "encoder" && !nodes.some((node) => node.box.name === "encoder.states")) {
+      this.made.encoderEnd = { x: this.busX, y: this.y - this.tall / 2, width: 0, height: this.tall / 2 };
+    }
+    this.y += (parts.length ? this.tall + 22 : 0) + 8;
+  }
+
+  drawBus() {
+    this.stream.forEach(({ y, norm }, at) => {
+      const to = this.stream[at + 1]?.y ?? this.end;
+      const width = (WIDEST * norm) / this.most;
+      this.made.buses.push({ column: this.column, x: this.busX, y, height: Math.max(1, to - y), width, norm });
+    });
+  }
+
+  /** The side of a node that faces the bus, or the other one. */
+  side(node, far = false) {
+    return this.mirrored !== far ? node.x + node.width : node.x - this.labels;
+  }
+
+  /** A distance away from the bus. */
+  way(distance) {
+    return this.mirrored ? -distance : distance;
+  }
+}
+
+const middle = (node) => node.x + node.width / 2;
+const bottom = (node) => node.y + node.height;
+const titleOf = (column) => ({ encoder: "Encoder", decoder: "Decoder" })[column.name] ?? column.name;
+
+/** A path with round corners through points. @param {[number, number][]} points */
+export function pathOf(points, radius = 6) {
+  const clean = points.filter((one, at) => at === 0 || one[0] !== points[at - 1][0] || one[1] !== points[at - 1][1]);
+  let path = `M${r(clean[0][0])} ${r(clean[0][1])}`;
+  for (let at = 1; at < clean.length; at++) {
+    const [here, next] = [clean[at], clean[at + 1]];
+    if (!next) {
+      path += `L${r(here[0])} ${r(here[1])}`;
+      continue;
+    }
+    const before = toward(here, clean[at - 1], radius);
+    const after = toward(here, next, radius);
+    path += `L${r(before[0])} ${r(before[1])}Q${r(here[0])} ${r(here[1])} ${r(after[0])} ${r(after[1])}`;
+  }
+  return path;
+}
+
+/** The arrow head at the end of a path. */
+export function headOf(points, size = 4.5) {
+  const [x, y] = points.at(-1);
+  const before = [...points].reverse().find((one) => one[0] !== x || one[1] !== y) ?? [x - 1, y];
+  const length = Math.hypot(x - before[0], y - before[1]);
+  const [dx, dy] = [(x - before[0]) / length, (y - before[1]) / length];
+  const corner = (side) => `${r(x - dx * 1.7 * size - side * dy * size)} ${r(y - dy * 1.7 * size + side * dx * size)}`;
+  return `M${r(x)} ${r(y)}L${corner(1)}L${corner(-1)}Z`;
+}
+
+const r = (number) => Math.round(10 * number) / 10;
+
+function toward(from, to, distance) {
+  const length = Math.hypot(to[0] - from[0], to[1] - from[1]) || 1;
+  const share = Math.min(0.5, distance / length);
+  return [from[0] + (to[0] - from[0]) * share, from[1] + (to[1] - from[1]) * share];
+}
