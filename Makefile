@@ -37,7 +37,10 @@ bench-gpu: $(DEVELOP)
 	$(BIN)/python benchmarks/decoding.py --device cuda --rows runs/bench-decoding.jsonl
 	$(BIN)/python benchmarks/speed.py runs/bench-*.jsonl
 
+# The site, in docs/_build: warnings, dead references among them, are errors. Then the documents' tests.
 docs: $(DEVELOP)
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[docs]' -c constraints.txt
+	$(BIN)/python -m sphinx -q -W --keep-going docs docs/_build
 	$(BIN)/python -m pytest -q tests/docs
 
 # Changes the code in 200 small ways, and counts the changes that no test notices.
@@ -70,4 +73,4 @@ $(DEVELOP): $(READY)
 	@touch $@
 
 clean:
-	rm -rf .venv build dist src/*.egg-info
+	rm -rf .venv build dist docs/_build docs/reference/generated src/*.egg-info

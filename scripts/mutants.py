@@ -1,15 +1,18 @@
 """Mutation testing: change the code in small ways and see whether a test fails.
 
-    make mutants                                            200 mutants with seed 1
-    python scripts/mutants.py --count 20 --seed 2 --jobs 1  fewer, others, in one process
-    python scripts/mutants.py --only nn/masks.py            mutants of one file
-    python scripts/mutants.py --retry                       test survivors again, after new tests
+    make mutants                                                 200 mutants with seed 1
+    python scripts/mutants.py --count 20 --seed 2 --processes 1  fewer, others, in one process
+    python scripts/mutants.py --processes 14 --minutes 9         end after 9 minutes
+    python scripts/mutants.py --only nn/masks.py                 mutants of one file
+    python scripts/mutants.py --retry                            test survivors again
 
 A mutant is one change inside a function of `PACKAGES`: an operator, a constant, a condition, an
-argument, a returned value or a statement. It is made in a temporary copy of the tree. The tests
-that belong to its file run until the first failure: those named after the file, those that import
-it, those of its package, and the golden record. First the same tests run without a mutant: their
-time sets the time limit of a mutant, and one that exceeds it counts as killed.
+argument, a returned value or a statement. Each is made in its own temporary copy of the tree. The
+tests that belong to its file run until the first failure: first those named after the file, then
+those that import it, those of its package, and the golden record, in each group the fast files
+first. Before that, the same tests run without a mutant: those that fail there, for example because
+a package is not installed, are left out. Their time sets the time limit of a mutant, and one that
+exceeds it counts as killed.
 
 Results are kept in runs/mutants.jsonl; a second call with the same code continues there. Mutants
 that compute the same are listed in scripts/mutants-equivalent.txt with the reason, and do not
@@ -19,11 +22,10 @@ count. The last line is a JSON object. 200 mutants take about 2 hours on 2 cores
 import argparse
 import ast
 import hashlib
+import importlib.util
 import itertools
 import json
-import math
 import os
-import queue
 import random
 import re
 import shutil
@@ -33,10 +35,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from xml.etree import ElementTree
+from typing import Self
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("nn", "decode", "train", "data", "evaluate")
@@ -47,8 +49,8 @@ EQUIVALENT = ROOT / "scripts" / "mutants-equivalent.txt"
 PYTEST = (
     *("-m", "pytest", "-q", "--no-header", "-rfE", "--tb=no", "-p", "no:cacheprovider"),
     *("-m", "not slow and not gpu and not compile", "-o", "addopts="),
-    "--jaxtyping-packages=manyheads,beartype.beartype",
 )
+SHAPES = "--jaxtyping-packages=manyheads,beartype.beartype"
 PAIRS = [
     *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot)),
     *((ast.In, ast.NotIn), (ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.BitAnd, ast.BitOr)),
@@ -150,8 +152,8 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-def selections() -> dict[str, list[str]]:
-    """For each source file its tests, in the order: by name, by import, by package, golden."""
+def selections() -> dict[str, list[list[str]]]:
+    """For each source file its tests in four groups: by name, by import, by package, golden."""
     files = sorted((ROOT / "tests").rglob("*.py"))
     imports = {path: imported(path) for path in files}
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in files}
@@ -164,12 +166,14 @@ def selections() -> dict[str, list[str]]:
     for source in sorted(path for name in PACKAGES for path in package(name)):
         module = ".".join(source.relative_to(ROOT / "src").with_suffix("").parts)
         home = ROOT / "tests" / source.parent.name
-        order = [path for path in tests if path.name.startswith(f"test_{source.stem}")]
-        order += [path for path in tests if module in imports[path]]
-        order += [path for path in tests if path.parent == home]
-        order += [path for path in tests if path.parent.name == "golden"]
-        names = dict.fromkeys(str(path.relative_to(ROOT)) for path in order)
-        selected[str(source.relative_to(ROOT))] = list(names)
+        groups = [
+            [path for path in tests if path.name.startswith(f"test_{source.stem}")],
+            [path for path in tests if module in imports[path]],
+            [path for path in tests if path.parent == home],
+            [path for path in tests if path.parent.name == "golden"],
+        ]
+        names = [[str(path.relative_to(ROOT)) for path in group] for group in groups]
+        selected[str(source.relative_to(ROOT))] = names
     return selected
 
 
@@ -178,72 +182,98 @@ def package(name: str) -> list[Path]:
     return [path for path in folder.glob("*.py") if not str(path).endswith(EXCLUDED)]
 
 
-def copy_tree() -> Path:
+def copy_tree(source: Path) -> Path:
     target = Path(tempfile.mkdtemp(prefix="mutants-")) / "tree"
-    hidden = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", ".*_cache")
-    shutil.copytree(ROOT, target, ignore=hidden)
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns(".git", ".venv", "runs"))
     return target
 
 
-def run_tests(tree: Path, tests: list[str], limit: float | None, *options: str) -> tuple[str, str]:
-    """("passed", ""), ("failed", the first failure) or ("timeout", "")."""
-    variables = {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *PYTEST, *options, *tests]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+def run_tests(tree: Path, tests: list[str], limit: float, *options: str) -> tuple[str, list[str]]:
+    """ "passed", "failed" or "timeout", and the tests (or files, at import) that fail."""
+    paths = [tree / "src", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    variables = {
+        "PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in paths),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",  # as in CI: kernels run in Triton's interpreter
+    }
+    shapes = [SHAPES] if importlib.util.find_spec("beartype") else []
     # A group of its own, so that a limit also ends processes that tests have started.
     process = subprocess.Popen(
-        command, cwd=tree, env=os.environ | variables, start_new_session=True, text=True, **streams
+        [sys.executable, *PYTEST, *shapes, *options, *tests],
+        cwd=tree,
+        env=os.environ | variables,
+        start_new_session=True,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     try:
-        output, _ = process.communicate(timeout=limit)
+        output, _ = process.communicate(timeout=max(0.0, limit))
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        return "timeout", ""
-    if process.returncode == 0:
-        return "passed", ""
-    failure = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-    lines = output.strip().splitlines() or ["no output"]
-    return "failed", failure[1] if failure else lines[-1]
+        return "timeout", tests
+    if process.returncode in (0, 5):  # 5: every test of a file is skipped or left out
+        return "passed", []
+    failures = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.MULTILINE)
+    return "failed", failures or tests
 
 
-def baseline(tests: list[str]) -> dict[str, float]:
-    """Seconds of each test file without a mutant; files that fail are left out."""
-    tree = copy_tree()
-    times = tree.parent / "times.xml"
-    run_tests(tree, tests, None, f"--junitxml={times}", "-o", "junit_family=xunit1")
-    seconds = dict.fromkeys(tests, 0.0)
-    for case in ElementTree.parse(times).iter("testcase"):
-        name = case.attrib.get("file", "")
-        seconds[name] = seconds.get(name, 0.0) + float(case.attrib["time"])
-        if case.find("failure") is not None or case.find("error") is not None:
-            print(f"{name} fails without a mutant and is left out: {case.attrib['name']}")
-            seconds[name] = math.inf
-    shutil.rmtree(tree.parent)
-    return {name: value for name, value in seconds.items() if math.isfinite(value)}
+@dataclass
+class Baseline:
+    """Seconds of each test file without a mutant, and the tests that fail there."""
+
+    seconds: dict[str, float]
+    failures: list[str]
+
+    @classmethod
+    def measure(cls, tree: Path, tests: list[str], pool: Executor, deadline: float) -> Self:
+        self = cls({}, [])
+
+        def measure(test: str) -> None:
+            start = time.monotonic()
+            _, failures = run_tests(tree, [test], min(300, deadline - start))
+            self.failures.extend(failures)
+            if test not in failures:
+                self.seconds[test] = time.monotonic() - start
+
+        list(pool.map(measure, tests))
+        return self
 
 
-def write(path: Path, source: bytes) -> None:
-    """Also without a compiled file: Python recognises it by the second, which may be the same."""
-    path.write_bytes(source)
-    for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
-        compiled.unlink()
-
-
-def run_mutant(mutant: Mutant, tree: Path, tests: list[str], limit: float) -> tuple[str, str]:
+def run_mutant(
+    mutant: Mutant, tree: Path, groups: list[list[str]], baseline: Baseline, deadline: float
+) -> tuple[str, str]:
+    """The status, and the first test that fails."""
     path = tree / mutant.file
     source = path.read_bytes()
-    write(path, source[: mutant.start] + mutant.after.encode() + source[mutant.end :])
-    try:
-        return run_tests(tree, tests, limit, "-x")
-    finally:
-        write(path, source)
+    path.write_bytes(source[: mutant.start] + mutant.after.encode() + source[mutant.end :])
+    left_out = [f"--deselect={name}" for name in baseline.failures if "::" in name]
+    done: set[str] = set()
+    for group in groups:
+        tests = sorted({*group} & baseline.seconds.keys() - done, key=baseline.seconds.__getitem__)
+        if not tests:
+            continue
+        limit = 30 + 3 * sum(baseline.seconds[name] for name in tests)
+        limit = min(limit, deadline - time.monotonic())
+        status, failures = run_tests(tree, tests, limit, "-x", *left_out)
+        if time.monotonic() >= deadline:
+            return "unfinished", ""
+        if status != "passed":
+            return status, failures[0]
+        done.update(tests)
+    return "passed", ""
 
 
 def report(mutant: Mutant, status: str, test: str) -> None:
-    verdict = {"passed": "SURVIVED", "failed": f"killed by {test}", "timeout": "killed by time"}
+    verdicts = {
+        "passed": "SURVIVED",
+        "failed": f"killed by {test}",
+        "timeout": "killed by time",
+        "unfinished": "not tested in time",
+    }
     change = f"{mutant.text}  [{mutant.before} -> {mutant.after}]"
-    print(f"{mutant.file}:{mutant.line}  {change}  {verdict[status]}", flush=True)
+    print(f"{mutant.file}:{mutant.line}  {change}  {verdicts[status]}", flush=True)
 
 
 def read_results(digest: str) -> dict[str, tuple[str, str]]:
@@ -258,11 +288,13 @@ def main() -> None:
     )
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--minutes", type=float, default=600, help="start no mutant after these")
     parser.add_argument("--only", default="", help="files whose path contains this")
     parser.add_argument("--retry", action="store_true", help="test survivors again")
     options = parser.parse_args()
     began, selected = time.monotonic(), selections()
+    deadline = began + 60 * options.minutes
     everything = [m for f in selected if options.only in f for m in mutants_of(ROOT / f)]
     sample = random.Random(options.seed).sample(everything, min(options.count, len(everything)))
     lines = EQUIVALENT.read_text(encoding="utf-8").splitlines()
@@ -276,36 +308,50 @@ def main() -> None:
     print(
         f"{len(everything)} mutants, {len(sample)} in the sample, {len(todo)} to test", flush=True
     )
-    needed = sorted({test for mutant in todo for test in selected[mutant.file]})
-    seconds = baseline(needed) if todo else {}
-    print(f"the tests take {sum(seconds.values()):.0f} s without a mutant", flush=True)
+    needed = sorted({test for m in todo for group in selected[m.file] for test in group})
+    pool, tree = ThreadPoolExecutor(options.processes), copy_tree(ROOT)
+    baseline = Baseline.measure(tree, needed, pool, deadline)
+    for name in sorted(baseline.failures):
+        print(f"fails without a mutant and is left out: {name}")
+    if todo and not baseline.seconds:
+        sys.exit("No test passes without a mutant.")
+    print(
+        f"{len(baseline.seconds)} files of tests after {time.monotonic() - began:.0f} s", flush=True
+    )
     RESULTS.parent.mkdir(exist_ok=True)
-    trees: queue.Queue[Path] = queue.Queue()
-    for _ in range(options.jobs):
-        trees.put(copy_tree())
 
     def test(mutant: Mutant) -> None:
-        tree, tests = trees.get(), [name for name in selected[mutant.file] if name in seconds]
-        limit = 60 + 3 * sum(seconds[name] for name in tests)
-        status, failure = results[mutant.id] = run_mutant(mutant, tree, tests, limit)
-        trees.put(tree)
-        record = {"id": mutant.id, "code": digest, "status": status, "test": failure}
-        with RESULTS.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        if time.monotonic() >= deadline:
+            results[mutant.id] = ("unfinished", "")
+            return
+        copy = copy_tree(tree)
+        status, failure = run_mutant(mutant, copy, selected[mutant.file], baseline, deadline)
+        shutil.rmtree(copy.parent, ignore_errors=True)
+        results[mutant.id] = (status, failure)
         report(mutant, status, failure)
+        record = {"id": mutant.id, "code": digest, "status": status, "test": failure}
+        if status != "unfinished":
+            with RESULTS.open("a") as file:
+                file.write(json.dumps(record) + "\n")
 
-    with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(test, todo))
-    while not trees.empty():
-        shutil.rmtree(trees.get().parent)
-    survivors = [mutant for mutant in sample if results[mutant.id][0] == "passed"]
+    list(pool.map(test, todo))
+    shutil.rmtree(tree.parent, ignore_errors=True)
+    tested = [mutant for mutant in sample if results[mutant.id][0] != "unfinished"]
+    survivors = [mutant for mutant in tested if results[mutant.id][0] == "passed"]
     print(f"\n{len(survivors)} survivors")
     for mutant in survivors:
         report(mutant, *results[mutant.id])
-    score = round(1 - len(survivors) / max(1, len(sample)), 4)
-    minutes = round((time.monotonic() - began) / 60, 1)
-    summary = {"mutants": len(sample), "survived": len(survivors), "score": score}
-    print(json.dumps({**summary, "seed": options.seed, "code": digest, "minutes": minutes}))
+    summary = {
+        "mutants": len(tested),
+        "survived": len(survivors),
+        "score": round(1 - len(survivors) / max(1, len(tested)), 4),
+        "unfinished": len(sample) - len(tested),
+        "left_out": len(baseline.failures),
+        "seed": options.seed,
+        "code": digest,
+        "minutes": round((time.monotonic() - began) / 60, 1),
+    }
+    print(json.dumps(summary))
 
 
 if __name__ == "__main__":

@@ -267,12 +267,20 @@ def kept_bytes(model: nn.Module, arguments: list[Tensor], padded: bool) -> int:
     return sum(x.untyped_storage().nbytes() for x in saved.values())
 
 
-@pytest.mark.parametrize("core", [Dense(), Fused()], ids=["dense", "fused"])
-@pytest.mark.parametrize("family", [GptConfig, BertConfig, Seq2SeqConfig])
 @pytest.mark.parametrize(
-    "feedforward", [Plain(), Plain(activation="gelu"), Gated(), Experts(experts=4, top=2)]
+    ("family", "core", "feedforward", "placement"),
+    [
+        (GptConfig, Dense(), Plain(), "pre"),
+        (GptConfig, Fused(), Gated(), "post"),
+        (GptConfig, Fused(), Experts(experts=4, top=2), "pre"),
+        (BertConfig, Dense(), Plain(activation="gelu"), "post"),
+        (BertConfig, Fused(), Plain(), "pre"),
+        (Seq2SeqConfig, Dense(), Gated(), "pre"),
+        (Seq2SeqConfig, Fused(), Plain(activation="gelu"), "post"),
+        (Seq2SeqConfig, Dense(), Experts(experts=4, top=2), "post"),
+    ],
+    ids=range(8),
 )
-@pytest.mark.parametrize("placement", ["pre", "post"])
 def test_activations_are_near_what_autograd_keeps(
     core: Any, family: Any, feedforward: Any, placement: Any
 ) -> None:
@@ -372,25 +380,10 @@ def test_tables_show_every_part() -> None:
     assert "cache" not in shown(summarize(CONFIGS["bert"]))
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0"),
-        (999, "999"),
-        (1_000, "1.00K"),
-        (65_100_000, "65.1M"),
-        (999_600_000, "1.00B"),
-        (1_315_723_264, "1.32B"),
-        (99_960_000, "100M"),
-        (174_604_259_328, "175B"),
-        (3 * 10**18, "3000Q"),
-    ],
-)
-def test_human_counts(count: int, text: str) -> None:
-    assert human(count) == text
-
-
-def test_human_bytes() -> None:
+def test_human_counts_and_bytes() -> None:
+    counts = [0, 999, 1_000, 65_100_000, 999_600_000, 99_960_000, 174_604_259_328, 3 * 10**18]
+    texts = ["0", "999", "1.00K", "65.1M", "1.00B", "100M", "175B", "3000Q"]
+    assert list(map(human, counts)) == texts
     assert human_bytes(512) == "512 B"
     assert human_bytes(3 * 2**29) == "1.50 GiB"
 

@@ -89,17 +89,10 @@ def agree(actual: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=atol * scale)
 
 
-settings = [
-    pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"]),
-    pytest.mark.parametrize("activation", ["relu", "gelu"]),
-    pytest.mark.parametrize("first", [True, False], ids=["pre", "post"]),
-]
-
-
-def every_setting(test: Any) -> Any:
-    for mark in settings:
-        test = mark(test)
-    return test
+every_setting = pytest.mark.parametrize(
+    ("first", "activation", "dtype"),
+    [(True, "relu", torch.float64), (False, "gelu", torch.float64), (True, "gelu", torch.float32)],
+)
 
 
 REAL = torch.tensor([[True] * 5, [True, True, True, False, False]])

@@ -1,0 +1,40 @@
+"""The site: Sphinx, MyST and Furo, without any network. Built by `make docs`."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
+
+import generate  # noqa: E402
+from sphinx.application import Sphinx  # noqa: E402
+
+from manyheads import __version__  # noqa: E402
+
+project = "Manyheads"
+release = version = __version__
+copyright = "the authors of Manyheads"
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["_build", "notebooks", "exercises/*.py"]
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence", "fieldlist"]
+suppress_warnings = ["misc.highlighting_failure"]  # blocks of output are not programs
+highlight_language = "none"
+
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+autodoc_member_order = "bysource"
+
+html_theme = "furo"
+html_title = "Manyheads"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {"navigation_with_keys": True}
+
+
+def setup(app: Sphinx) -> None:
+    generate.write_pages(HERE / "reference" / "generated")
+    app.connect("source-read", generate.link_outside)

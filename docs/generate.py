@@ -1,0 +1,180 @@
+"""The generated part of the reference: commands, recipes, settings, presets, HTTP routes, tasks."""
+
+import inspect
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).parents[1]
+
+
+def write_pages(folder: Path) -> None:
+    """Write all pages; a page without changes keeps its time, so that Sphinx skips it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pages = {"commands": commands, "recipes": recipes, "settings": settings}
+    pages |= {"presets": presets, "http": http, "tasks": tasks}
+    for name, page in pages.items():
+        file, text = folder / f"{name}.md", page()
+        if not file.exists() or file.read_text("utf-8") != text:
+            file.write_text(text, "utf-8")
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+    head = list(head)
+    return "\n".join([line(head), "|" + "---|" * len(head), *(line(row) for row in rows)])
+
+
+def code(text: str) -> str:
+    return f"`{text}`" if text.strip() else ""
+
+
+def commands() -> str:
+    from typer.main import get_command
+    from typer.testing import CliRunner
+
+    from manyheads.cli import COMMANDS, app
+
+    parts = [
+        "# Commands",
+        "Generated from `--help`. See also [real output](../../command-line.md).",
+    ]
+    runner, known = CliRunner(), get_command(app).commands  # type: ignore[attr-defined]
+    for group, names in COMMANDS.items():
+        parts.append(f"## {group}")
+        for name in names:
+            assert name in known
+            shown = runner.invoke(app, [name, "--help"], prog_name="manyheads").output
+            parts += [f"### manyheads {name}", f"```text\n{shown.rstrip()}\n```"]
+    return "\n\n".join(parts) + "\n"
+
+
+def recipes() -> str:
+    from manyheads.commands.catalogue import headers
+
+    parts = ["# Recipes", "Generated from the recipe files. `manyheads recipes` prints this list."]
+    for recipe in headers():
+        facts = "\n".join(f"- {name}: {text}" for name, text in recipe.facts.items())
+        text = (ROOT / "src/manyheads/recipes" / f"{recipe.name}.toml").read_text("utf-8")
+        about = f"{recipe.summary}.\n\n- task: `{recipe.task}`\n{facts}".rstrip()
+        parts += [f"## {recipe.name}", about, f"```toml\n{text.rstrip()}\n```"]
+    return "\n\n".join(parts) + "\n"
+
+
+def settings() -> str:
+    from manyheads.config import describe
+    from manyheads.recipes import read_recipe
+    from manyheads.recipes import recipes as names
+
+    head = ("name", "type or choices", "default", "meaning")
+    parts = [
+        "# Settings",
+        "Generated. Each setting is an argument of `manyheads train`, as in `train.steps=400`. "
+        "`manyheads settings RECIPE` prints the same list.",
+    ]
+    for name in names():
+        every = list(describe(read_recipe(name)))
+        parts.append(f"## {name}")
+        parents = {s.name.partition(".")[0] for s in every if "." in s.name}
+        groups = {s.name: s.name.partition(".")[0] for s in every}
+        groups = {key: group if group in parents else "run" for key, group in groups.items()}
+        for group in dict.fromkeys(groups.values()):
+            rows = [
+                (code(s.name), s.type.replace("|", " | "), code(s.text), s.meaning)
+                for s in every
+                if groups[s.name] == group
+            ]
+            parts += [f"### {name}: {group}", table(head, rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def presets() -> str:
+    from manyheads.presets import preset
+    from manyheads.presets import presets as names
+    from manyheads.summary import summarize
+
+    rows = []
+    for name in names():
+        config = preset(name)
+        sizes = [str(getattr(config, size, "")) for size in ("layers", "dim", "heads")]
+        count = f"{summarize(config, 64).parameters:,}"
+        rows.append((code(name), code(config.kind), *sizes, count))
+    head = ("preset", "model", "layers", "dim", "heads", "parameters")
+    text = "Generated. `manyheads info PRESET` shows parameters, FLOPs and memory of one, and "
+    text += '`manyheads.build("PRESET")` builds it with new weights.'
+    return "\n\n".join(["# Presets", text, table(head, rows)]) + "\n"
+
+
+def http() -> str:
+    from manyheads.serve import completions, translations
+    from manyheads.web import (
+        attention,
+        decoding,
+        fill,
+        flow,
+        image,
+        lens,
+        music,
+        positions,
+        runs,
+        tokens,
+        translating,
+        watch,
+    )
+
+    def rows(*modules: object) -> str:
+        routes = [route for module in modules for route in module.ROUTES]  # type: ignore[attr-defined]
+        cells = []
+        for route in routes:
+            method = "POST" if "POST" in route.methods else "GET"
+            about = (inspect.getdoc(route.endpoint) or "").partition("\n\n")[0].replace("\n", " ")
+            cells.append((code(f"{method} {route.path}"), about))
+        return table(("route", "meaning"), cells)
+
+    return (
+        "\n\n".join(
+            [
+                "# HTTP interfaces",
+                "Generated from the routes. `GET /health` answers on both servers.",
+                "## manyheads serve",
+                "Requests, answers and limits are on [Serve over HTTP](../../serving.md).",
+                rows(translations, completions),
+                "## manyheads view",
+                "The page's own interface. It may change with each release.",
+                rows(
+                    runs, attention, flow, tokens, positions, lens, fill, image, music, translating
+                )
+                + "\n"
+                + rows(decoding, watch).partition("---|\n")[2],
+            ]
+        )
+        + "\n"
+    )
+
+
+def tasks() -> str:
+    from manyheads.tasks.spec import kinds
+    from manyheads.tasks.table import TASKS
+
+    def words(values: Iterable[str]) -> str:
+        return ", ".join(code(value) for value in values)
+
+    rows = [
+        (code(name), words(kinds(row.models)), words(kinds(row.data)), words(sorted(row.offers)))
+        for name, row in TASKS.items()
+    ]
+    text = "Generated from the task table: the models and data that each task takes, and its uses."
+    return "\n\n".join(["# Tasks", text, table(("task", "model", "data", "uses"), rows)]) + "\n"
+
+
+def link_outside(app: Sphinx, name: str, source: list[str]) -> None:
+    """A link to a file outside of docs/ becomes its path: the site has no copy of it."""
+    source[0] = re.sub(
+        r"\[([^\]]*)\]\((?:\.\./)+((?:src|tests|examples|benchmarks|scripts)/[^)]*|[A-Z]+\.md)\)",
+        r"\1 (`\2`)",
+        source[0],
+    )
