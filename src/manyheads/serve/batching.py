@@ -133,6 +133,11 @@ class Batcher(Generic[R]):
     def waiting(self) -> int:
         return len(self._queue)
 
+    @property
+    def running(self) -> int:
+        """The number of jobs that are computed now."""
+        return sum(not job.ended for job in self._batch)
+
     def _run(self) -> None:
         while batch := self._next_batch():
             self.computed += 1
