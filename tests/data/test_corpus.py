@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.data.helpers import refusal, write
 
 from manyheads.config import parse
-from manyheads.data.corpus import hold_out, read_lines, read_pairs
+from manyheads.data.corpus import hold_out
+from manyheads.data.files import read_lines, read_parallel
 from manyheads.data.language import TextData
 from manyheads.errors import DataError, UserError
 
@@ -53,8 +54,8 @@ def test_bytes_that_are_not_utf8_are_named_by_line(
 ) -> None:
     path = write(tmp_path / f"latin.txt{suffix}", mark + b"good\n\nb\xc3\xa4d \xe4 here\n")
     message = refusal(DataError, read_lines, path)
-    assert message.startswith(f"{path}: line 3 ")
-    assert f"0xe4 at byte {len(mark) + 11} " in message
+    assert message.startswith(f"{path}:3: ")
+    assert "0xe4 at byte 6 of the line" in message
 
 
 def test_empty_and_damaged_files_are_refused(tmp_path: Path) -> None:
@@ -72,9 +73,9 @@ def test_empty_and_damaged_files_are_refused(tmp_path: Path) -> None:
 
 def test_pairs_are_read_line_by_line(tmp_path: Path) -> None:
     source, target = write(tmp_path / "de", "ein\nzwei\n"), write(tmp_path / "en", "one\r\ntwo")
-    assert read_pairs(source, target, skip_empty=False) == (["ein", "zwei"], ["one", "two"], 0)
+    assert read_parallel(source, target) == ([["ein", "zwei"], ["one", "two"]], 0)
     write(target, "one\n")
-    message = refusal(DataError, lambda: read_pairs(source, target, skip_empty=True))
+    message = refusal(DataError, lambda: read_parallel(source, target, skip_empty=True))
     assert f"{source} has 2 lines but {target} has 1" in message
 
 
@@ -86,10 +87,10 @@ def test_a_pair_with_an_empty_line_is_refused_or_skipped(
     source: str, target: str, side: str, tmp_path: Path
 ) -> None:
     paths = write(tmp_path / "de", source), write(tmp_path / "en", target)
-    message = refusal(DataError, lambda: read_pairs(*paths, skip_empty=False))
+    message = refusal(DataError, lambda: read_parallel(*paths))
     assert message.startswith(f"{tmp_path / side}:2: ")
     assert "data.empty_lines=skip" in message
-    assert read_pairs(*paths, skip_empty=True) == (["ein", "drei"], ["one", "three"], 1)
+    assert read_parallel(*paths, skip_empty=True) == ([["ein", "drei"], ["one", "three"]], 1)
 
 
 @given(

@@ -157,8 +157,8 @@ def _continue_texts(
     stops: list[str],
 ) -> None:
     """Continue the prompt, or each line of the input."""
+    from manyheads.data.files import decode_lines
     from manyheads.decode.generate import as_text
-    from manyheads.decode.translate import read_lines
 
     def continue_text(number: int, text: str) -> None:
         ids = [*generator.tokenizer.frame()[0], *generator.tokenizer.encode(text)]
@@ -176,5 +176,5 @@ def _continue_texts(
         continue_text(0, prompt)
         return
     with input_lines(file) as lines:
-        for number, text in enumerate(read_lines(lines)):
+        for number, text in enumerate(decode_lines(lines)):
             continue_text(number, text)

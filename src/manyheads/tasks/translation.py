@@ -6,7 +6,6 @@ L = −Σ_t log P(y_t | y_1, …, y_{t−1}, x)
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 from typing import Any
 
 from manyheads.data.batching import Batches, batches_by_length, split
@@ -204,14 +203,12 @@ def language_pair(data: Any) -> tuple[str, str]:
         source, _, target = data.pair.partition("-")
         return source, target
     if isinstance(data, FilesData):
-        return _language_of(data.source), _language_of(data.target)
+        source, target = (name.lower() for name in data.languages)
+        return (
+            source if LANGUAGE.fullmatch(source) else "",
+            target if LANGUAGE.fullmatch(target) else "",
+        )
     return "", ""
-
-
-def _language_of(file: str) -> str:
-    """The language in `en`, `train.en` or `train.en.gz`."""
-    suffix = PurePath(file.removesuffix(".gz")).name.rpartition(".")[2].lower()
-    return suffix if LANGUAGE.fullmatch(suffix) else ""
 
 
 def tokenizer_for(*data: Any) -> str:
