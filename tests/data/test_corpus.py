@@ -2,6 +2,7 @@
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,9 +10,11 @@ from hypothesis import strategies as st
 from tests.data.helpers import refusal, write
 
 from manyheads.config import parse
-from manyheads.data.corpus import hold_out
+from manyheads.data.corpus import hold_out, report_leaks
 from manyheads.data.files import read_lines, read_parallel
+from manyheads.data.labelled import LabelledData
 from manyheads.data.language import TextData
+from manyheads.data.translation import FilesData
 from manyheads.errors import DataError, UserError
 
 
@@ -115,3 +118,31 @@ def test_fractions_and_rows_that_cannot_be_divided_are_refused() -> None:
             message = refusal(UserError, parse, TextData, {name: fraction}, "data")
             assert message.startswith("data.valid_fraction=")
     assert parse(TextData, {"held_out": 0.3}, "data") == TextData(valid_fraction=0.3)
+
+
+def test_items_of_other_splits_that_occur_in_training_are_counted(tmp_path: Path) -> None:
+    def notes(data: Any) -> list[str]:
+        return report_leaks(data, data.read("train"), data.read("valid"))
+
+    rows = [f"a text that is quite long, and has its own number, {n}" for n in range(10)]
+    content = {"train": rows[:6], "valid": rows[5:8], "test": [rows[0], rows[0], rows[9]]}
+    for split, texts in content.items():
+        write(tmp_path / f"{split}.en", "\n".join(texts))
+        write(tmp_path / f"{split}.de", "\n".join(texts))
+        table = [f"{text}\t{number % 2}" for number, text in enumerate(texts)]
+        write(tmp_path / "table" / f"{split}.tsv", "\n".join(["text\tlabel", *table]))
+        write(tmp_path / "text" / f"{split}.txt", "\n".join(texts))
+    for data, unit in (
+        (FilesData(folder=str(tmp_path), source="en", target="de"), "pairs"),
+        (LabelledData(folder=str(tmp_path / "table")), "texts"),
+        (TextData(folder=str(tmp_path / "text")), "long lines"),
+    ):
+        assert notes(data) == [
+            f"1 of 3 {unit} of 'valid' also occur in training",
+            f"2 of 3 {unit} of 'test' also occur in training",
+        ]
+    (tmp_path / "table" / "test.tsv").write_bytes(b"\xff")  # does not stop a training
+    assert len(notes(LabelledData(folder=str(tmp_path / "table")))) == 1
+    write(tmp_path / "text" / "valid.txt", rows[9])
+    write(tmp_path / "text" / "test.txt", "short\nlines")
+    assert notes(TextData(folder=str(tmp_path / "text"))) == []
