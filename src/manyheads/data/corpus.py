@@ -12,7 +12,7 @@ from manyheads.data.files import TABLES, is_here
 from manyheads.errors import UserError
 
 # File names of each split, in order of preference.
-STEMS = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
+STEMS = {"train": ("train",), "valid": ("valid", "val", "dev", "validation"), "test": ("test",)}
 
 ValidFraction = Annotated[
     float,

@@ -107,7 +107,8 @@ class FilesData(SplitData[tuple[Path, Path]]):
         tables = [name for name in ("train", "valid", "test") if getattr(self, name)]
         if self.source and tables:
             raise UserError(
-                f"data.{tables[0]} is a table, and data.source a file of one side: leave out one"
+                f"data.{tables[0]} is a table, and data.source={self.source} a text of one side: "
+                "set data.source= and data.target=, or leave out the table"
             )
 
     @property
@@ -122,7 +123,7 @@ class FilesData(SplitData[tuple[Path, Path]]):
         skip = self.empty_lines == "skip"
         name = f"{source}, {target}"
         rows: list[int] | None = None
-        if source == target:
+        if not self.source:
             columns = {"source_column": self.source_column, "target_column": self.target_column}
             table = [*read_columns(source, columns, skip="empty_lines", on=skip)]
             pairs = [(line - 1, *row) for line, row in table if row is not None]

@@ -22,6 +22,9 @@ from manyheads.train.metrics import Bar
 class SummaryTask(TranslationTask):
     """Trained as translation is; validation has ROUGE-L instead of BLEU, if it is installed."""
 
+    def warn_metrics(self, valid: Corpus) -> str:
+        return ""
+
     def text_scores(self, translator: BaseTranslator, rows: list[int]) -> dict[str, float]:
         if not has_rouge():
             return {}
