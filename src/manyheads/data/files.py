@@ -44,7 +44,7 @@ def _candidates(path: Path) -> list[Path]:
 
 
 @contextmanager
-def open_file(path: Path) -> Iterator[IO[bytes]]:
+def open_file(path: Path) -> Iterator[IO[bytes] | io.BufferedIOBase]:
     """A file as a stream, decompressed by the suffix of its name; `-` is standard input."""
     try:
         if path == STDIN and sys.stdin is not None:
@@ -133,8 +133,9 @@ class Row:
         """The object that has the value, and its key: `translation.en` may be nested."""
         outer, _, inner = column.partition(".")
         nested = self.values.get(outer)
-        is_nested = inner and column not in self.values and isinstance(nested, dict)
-        return (nested, inner) if is_nested else (self.values, column)
+        if inner and column not in self.values and isinstance(nested, dict):
+            return nested, inner
+        return self.values, column
 
     def has(self, column: str) -> bool:
         values, name = self._inner(column)

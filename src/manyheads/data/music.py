@@ -27,7 +27,7 @@ FEWEST_NOTES = 16  # that identify a piece
 
 
 def identify(words: Sequence[str]) -> tuple[int | str, ...]:
-    """What the files of one piece share, also transposed or faster: the intervals of its notes."""
+    """The intervals between the notes: equal for copies of a piece, also transposed or faster."""
     pitches = [int(match[1]) for match in map(PITCH.fullmatch, words) if match]
     few = len(pitches) < FEWEST_NOTES
     return tuple(words) if few else tuple(after - before for before, after in pairwise(pitches))
