@@ -359,7 +359,10 @@ def test_a_users_own_files(tmp_path: Path) -> None:
 
 def test_a_users_own_tables(tmp_path: Path) -> None:
     """Trained from a table, evaluated on compressed files, standard input and another table."""
-    rows = [{"pair": {"en": f"a{i} b{i}", "ja": f"犬{i}猫{i}"}, "label": i % 2} for i in range(40)]
+    rows = [
+        {"pair": {"en": f"a{i} b{i}", "ja": f"犬{i}猫{i}"}, "text": f"犬{i}猫{i}"}
+        for i in range(40)
+    ]
     table = tmp_path / "pairs.jsonl"
     table.write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[0]]))
     small = [setting for setting in TINY if not setting.startswith("data.")]
@@ -368,6 +371,9 @@ def test_a_users_own_tables(tmp_path: Path) -> None:
     code, _, said = call(*words, "-o", tmp_path / "run")
     assert code == 0, said
     assert "41 of 41 pairs of 'valid' also occur in training" in said
+    assert "--bleu-tokenize" not in said
+    unnamed = (*words, "data.target_column=text", "-o", tmp_path / "unnamed")
+    assert "--bleu-tokenize" in call(*unnamed)[2]  # no language is named: BLEU has 13a
     source, reference = tmp_path / "in.gz", tmp_path / "out.txt"
     source.write_bytes(gzip.compress(b"a1 b1\na2 b2\n"))
     reference.write_text("犬1猫1\n犬2猫2\n")

@@ -52,8 +52,12 @@ def test_files_of_one_piece_are_held_out_together(tmp_path: Path) -> None:
             write_midi([notes], tmp_path / f"copy{copy}" / f"{piece}.mid")
     data = MusicData(folder=str(tmp_path), valid_fraction=0.3)
     train, valid = (data.read(split) for split in ("train", "valid"))
-    pieces = [[*part.items()] for part in (train, valid)]
+    pieces = []
+    for part in (train, valid):
+        onsets = [[int(w[2:]) for w in words if w[:2] == "on"] for words in part.pieces_of_words]
+        pieces.append([tuple(pitch - first for pitch in rest) for first, *rest in onsets])
     assert [len(part) for part in pieces] == [28, 12]
+    assert [len({*part}) for part in pieces] == [7, 3]
     assert not {*pieces[0]} & {*pieces[1]}
     assert report_leaks(data, train, valid) == []
     assert report_leaks(data, train, train) == ["28 of 28 pieces of 'valid' also occur in training"]

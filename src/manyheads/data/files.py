@@ -51,8 +51,6 @@ def open_file(path: Path) -> Iterator[IO[bytes] | io.BufferedIOBase]:
             yield sys.stdin.buffer
             return
         with path.open("rb") as file:
-            if path.suffix in PACKED and not path.stat().st_size:
-                raise EOFError
             if path.suffix == ".gz":
                 yield gzip.GzipFile(fileobj=file)
             elif path.suffix == ".zst":
