@@ -103,12 +103,16 @@ def commands(page: Path) -> Iterator[list[str]]:
             yield command.split()
 
 
-def test_commands_that_a_page_names_exist() -> None:
+def known_commands() -> set[str]:
     from typer.main import get_command
 
     from manyheads.cli import app
 
-    known = set(get_command(app).commands)  # type: ignore[attr-defined]
+    return set(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def test_commands_that_a_page_names_exist() -> None:
+    known = known_commands()
     named = {(page.name, words[0]) for page in PAGES for words in commands(page)}
     assert not {(page, command) for page, command in named if command not in known}
 
