@@ -220,3 +220,13 @@ def test_every_page_is_in_the_navigation() -> None:
     here = {str(page.relative_to(ROOT / "docs").with_suffix("")) for page in PAGES[2:] + NOTES}
     assert here - listed == {"index"}
     assert all("/generated/" in name for name in listed - here)
+
+
+def test_sentences_of_the_readme_are_short() -> None:
+    """At most 35 words; tables and code are left out."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    text = re.sub(r"^(?:```.*?^```| {4}.*?$|\|.*?$|<!--.*?$|#.*?$)", "\n", text, flags=re.M | re.S)
+    paragraphs = re.split(r"\n\s*\n|\n(?=- )", text)
+    sentences = [s for p in paragraphs for s in re.split(r"(?<=[.!?])\s+", " ".join(p.split()))]
+    assert len(sentences) > 20
+    assert not [sentence for sentence in sentences if len(sentence.split()) > 35]
