@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NOTES = sorted(ROOT.glob("docs/research-notes/*.md"))  # history: it may name what is gone
 BUILT = {"_build", "generated"}  # written by `make docs`
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 PAGES += [
     page
     for page in sorted(ROOT.glob("docs/**/*.md"))
@@ -217,7 +217,7 @@ def test_every_page_is_in_the_navigation() -> None:
         r"```\{toctree\}\n(.*?)```", (ROOT / "docs/index.md").read_text("utf-8"), re.S
     )
     listed = {line for tree in trees for line in tree.split("\n") if re.fullmatch(r"[\w/-]+", line)}
-    here = {str(page.relative_to(ROOT / "docs").with_suffix("")) for page in PAGES[2:] + NOTES}
+    here = {str(page.relative_to(ROOT / "docs").with_suffix("")) for page in PAGES[3:] + NOTES}
     assert here - listed == {"index"}
     assert all("/generated/" in name for name in listed - here)
 
@@ -230,3 +230,12 @@ def test_sentences_of_the_readme_are_short() -> None:
     sentences = [s for p in paragraphs for s in re.split(r"(?<=[.!?])\s+", " ".join(p.split()))]
     assert len(sentences) > 20
     assert not [sentence for sentence in sentences if len(sentence.split()) > 35]
+
+
+def test_the_citation_has_the_version_of_the_package() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text("utf-8"), flags=re.M)
+    assert cited
+    assert cited[1] == project["version"]
