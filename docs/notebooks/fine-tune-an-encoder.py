@@ -101,7 +101,7 @@ for text, label in test[:4]:
 # `init=` starts from the pretrained weights. Without it the same model starts from random weights.
 
 # %%
-counts = [100, 400, 1600]
+counts = [200, 800, 2400]
 accuracy = {"pretrained": [], "from scratch": []}
 for count in counts:
     write("train.csv", examples[300 : 300 + count])
@@ -130,7 +130,7 @@ plt.xscale("log")
 plt.xticks(counts, counts)
 plt.xlabel("labelled examples")
 plt.ylabel("accuracy on 300 test sentences")
-plt.title("Pretraining replaces labels")
+plt.title("Pretraining saves labels")
 plt.legend()
 plt.show()
 
@@ -140,7 +140,7 @@ plt.show()
 # ## Is the classifier sure?
 
 # %%
-best = manyheads.load("runs/order-pretrained-1600")
+best = manyheads.load("runs/order-pretrained-2400")
 chances = {"correct": [], "swapped": []}
 for prediction, (_, label) in zip(best.classify([t for t, _ in test]), test, strict=True):
     chances[label].append(prediction[0].scores["swapped"])
