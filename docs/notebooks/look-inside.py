@@ -104,7 +104,7 @@ real = batch.labels != tokenizer.pad
 names, ranks = [], []
 with torch.no_grad():
     for number, state in enumerate(states, start=1):
-        lens = model.logits(model.decoder.norm(state))[real]
+        lens = model.logits(model.decoder.last_norm(state))[real]
         right = lens.gather(1, batch.labels[real][:, None])
         names.append(f"after layer {number}")
         ranks.append((lens > right).sum(1).numpy() + 1)

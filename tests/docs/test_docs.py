@@ -41,8 +41,18 @@ exec(compile(source, name, "exec"), {"__name__": "__main__"})
 """
 
 
+# Pages whose Python blocks run elsewhere: one needs a server, the other an export.
+RUN_ELSEWHERE = {"docs/serving.md": "tests/serve", "docs/models.md": "tests/exchange/test_onnx.py"}
+
+
 @pytest.mark.parametrize(
-    "name", ["docs/follow-a-sentence.md", "docs/extend.md", "docs/pretraining.md"]
+    "name",
+    [
+        name
+        for page in PAGES
+        if any(kind == "python" for _, kind, _ in fenced(page))
+        and (name := page.relative_to(ROOT).as_posix()) not in RUN_ELSEWHERE
+    ],
 )
 def test_the_code_of_a_page_runs(name: str, tmp_path: Path) -> None:
     """All Python blocks of a page are one program, and print the lines that follow a `# →`.
