@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NOTES = sorted(ROOT.glob("docs/research-notes/*.md"))  # history: it may name what is gone
 BUILT = {"_build", "generated"}  # written by `make docs`
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 PAGES += [
     page
     for page in sorted(ROOT.glob("docs/**/*.md"))
@@ -41,8 +41,18 @@ exec(compile(source, name, "exec"), {"__name__": "__main__"})
 """
 
 
+# Pages whose Python blocks run elsewhere: one needs a server, the other an export.
+RUN_ELSEWHERE = {"docs/serving.md": "tests/serve", "docs/models.md": "tests/exchange/test_onnx.py"}
+
+
 @pytest.mark.parametrize(
-    "name", ["docs/follow-a-sentence.md", "docs/extend.md", "docs/pretraining.md"]
+    "name",
+    [
+        name
+        for page in PAGES
+        if any(kind == "python" for _, kind, _ in fenced(page))
+        and (name := page.relative_to(ROOT).as_posix()) not in RUN_ELSEWHERE
+    ],
 )
 def test_the_code_of_a_page_runs(name: str, tmp_path: Path) -> None:
     """All Python blocks of a page are one program, and print the lines that follow a `# →`.
@@ -103,12 +113,16 @@ def commands(page: Path) -> Iterator[list[str]]:
             yield command.split()
 
 
-def test_commands_that_a_page_names_exist() -> None:
+def known_commands() -> set[str]:
     from typer.main import get_command
 
     from manyheads.cli import app
 
-    known = set(get_command(app).commands)  # type: ignore[attr-defined]
+    return set(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def test_commands_that_a_page_names_exist() -> None:
+    known = known_commands()
     named = {(page.name, words[0]) for page in PAGES for words in commands(page)}
     assert not {(page, command) for page, command in named if command not in known}
 
@@ -213,6 +227,29 @@ def test_every_page_is_in_the_navigation() -> None:
         r"```\{toctree\}\n(.*?)```", (ROOT / "docs/index.md").read_text("utf-8"), re.S
     )
     listed = {line for tree in trees for line in tree.split("\n") if re.fullmatch(r"[\w/-]+", line)}
-    here = {str(page.relative_to(ROOT / "docs").with_suffix("")) for page in PAGES[2:] + NOTES}
+    here = {str(page.relative_to(ROOT / "docs").with_suffix("")) for page in PAGES[3:] + NOTES}
     assert here - listed == {"index"}
     assert all("/generated/" in name for name in listed - here)
+
+
+TUTORIALS = ["translation", "distillation", "pretraining", "images", "music", "summaries", "extend"]
+
+
+@pytest.mark.parametrize("name", ["README.md", *(f"docs/{name}.md" for name in TUTORIALS)])
+def test_sentences_are_short(name: str) -> None:
+    """At most 35 words; tables, code and output are left out."""
+    text = re.sub(r"^```.*?^```", "", (ROOT / name).read_text("utf-8"), flags=re.M | re.S)
+    text = re.sub(r"^(?: {4}|\||<!--|#|!\[).*$", "\n", text, flags=re.M)
+    paragraphs = re.split(r"\n\s*\n|\n(?=- )", text)
+    sentences = [s for p in paragraphs for s in re.split(r"(?<=[.!?])\s+", " ".join(p.split()))]
+    assert len(sentences) > 15
+    assert not [sentence for sentence in sentences if len(sentence.split()) > 35]
+
+
+def test_the_citation_has_the_version_of_the_package() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text("utf-8"), flags=re.M)
+    assert cited
+    assert cited[1] == project["version"]
