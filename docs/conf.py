@@ -22,6 +22,8 @@ myst_enable_extensions = ["colon_fence", "dollarmath", "fieldlist"]
 suppress_warnings = ["misc.highlighting_failure"]  # blocks of output are not programs
 highlight_language = "none"
 
+default_role = "code"  # single backticks in docstrings
+maximum_signature_line_length = 80
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"

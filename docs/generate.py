@@ -78,6 +78,10 @@ def recipes() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def kind_of(text: str) -> str:
+    return text.replace("|", " | ").replace(f"from 0 to {2**63 - 1}", "at least 0")
+
+
 def settings() -> str:
     from manyheads.config import describe
     from manyheads.recipes import read_recipe
@@ -97,7 +101,7 @@ def settings() -> str:
         groups = {key: group if group in parents else "run" for key, group in groups.items()}
         for group in dict.fromkeys(groups.values()):
             rows = [
-                (code(s.name), s.type.replace("|", " | "), code(s.text), s.meaning)
+                (code(s.name), kind_of(s.type), code(s.text), s.meaning)
                 for s in every
                 if groups[s.name] == group
             ]

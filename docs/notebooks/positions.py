@@ -102,6 +102,8 @@ settings = {
     "model.layers": 2,
     "model.heads": 4,
     "model.max_length": 32,
+    "model.init": "xavier",
+    "model.embed.scale": "sqrt-dim",  # sinusoids are large next to small token vectors
     "train.steps": 160,
     "train.batch_tokens": 1024,
     "train.learning_rate": 3e-3,

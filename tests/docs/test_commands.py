@@ -107,10 +107,15 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = [{"text": text, "abstract": text.split()[0]} for text in english]
     talks = [{"dialogue": text, "summary": text.split()[0]} for text in english]
     files = {
-        **{"corpus/train.en": english[:100], "corpus/train.de": german[:100]},
-        **{"corpus/valid.en": english[100:110], "corpus/valid.de": german[100:110]},
-        **{"corpus/test.en": english[110:], "corpus/test.de": german[110:]},
-        **{"corpus/text.txt": english, "books/a.txt": english, "in.txt": english[:3]},
+        "corpus/train.en": english[:100],
+        "corpus/train.de": german[:100],
+        "corpus/valid.en": english[100:110],
+        "corpus/valid.de": german[100:110],
+        "corpus/test.en": english[110:],
+        "corpus/test.de": german[110:],
+        "corpus/text.txt": english,
+        "books/a.txt": english,
+        "in.txt": english[:3],
         "reviews.csv": ["review,sentiment"] + [f'"{t}",{len(t) % 2}' for t in english],
         **{f"papers/{split}.jsonl": map(json.dumps, table) for split in ("train", "valid", "test")},
         **{f"dialogsum/{s}.jsonl": map(json.dumps, talks) for s in ("train", "valid", "test")},

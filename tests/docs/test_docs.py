@@ -1,5 +1,7 @@
 """The documentation is true: its code runs, and the files and settings it names exist."""
 
+import ast
+import importlib
 import os
 import re
 import subprocess
@@ -8,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from manyheads.config import describe
 
 ROOT = Path(__file__).parents[2]
 NOTES = sorted(ROOT.glob("docs/research-notes/*.md"))  # history: it may name what is gone
@@ -223,9 +227,9 @@ def test_parameter_counts_on_the_lectures_page_are_what_info_gives() -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     """Sphinx warns too; this needs no build."""
-    trees = re.findall(
-        r"```\{toctree\}\n(.*?)```", (ROOT / "docs/index.md").read_text("utf-8"), re.S
-    )
+    sources = [ROOT / "docs/index.md", ROOT / "docs/notebooks/README.md"]
+    text = "".join(page.read_text("utf-8") for page in sources)
+    trees = re.findall(r"```\{toctree\}\n(.*?)```", text, re.S)
     listed = {line for tree in trees for line in tree.split("\n") if re.fullmatch(r"[\w/-]+", line)}
     here = {str(page.relative_to(ROOT / "docs").with_suffix("")) for page in PAGES[3:] + NOTES}
     assert here - listed == {"index"}
@@ -253,3 +257,48 @@ def test_the_citation_has_the_version_of_the_package() -> None:
     cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text("utf-8"), flags=re.M)
     assert cited
     assert cited[1] == project["version"]
+
+
+NOTEBOOKS = sorted(ROOT.glob("docs/notebooks/*.py"))
+
+
+def test_notebooks_name_only_what_exists() -> None:
+    """Their imports and `manyheads.NAME` resolve, without running them; each is on its page."""
+    import manyheads
+
+    listed = (ROOT / "docs/notebooks/README.md").read_text("utf-8")
+    assert len(NOTEBOOKS) == listed.count("\n/notebooks/generated/") == 7
+    for notebook in NOTEBOOKS:
+        assert f"generated/{notebook.stem}.md" in listed
+        tree = ast.parse(notebook.read_text("utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                module = importlib.import_module(node.module)
+                assert all(hasattr(module, name.name) for name in node.names), notebook.name
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "manyheads":
+                assert node.attr in manyheads.__all__, f"{notebook.name}: {node.attr}"
+
+
+def test_settings_of_notebooks_exist() -> None:
+    from manyheads.recipes import read_recipe
+
+    for notebook in NOTEBOOKS:
+        text = notebook.read_text("utf-8")
+        recipes = re.findall(r'manyheads\.train\(\s*"([\w-]+)"', text)
+        names = re.findall(r'"((?:data|model|tokens|objective|train|decode)(?:\.\w+)+)":', text)
+        known = {s.name for recipe in recipes for s in describe(read_recipe(recipe))}
+        known |= {name.rpartition(".")[0] for name in known}
+        assert not set(names) - known, notebook.name
+
+
+def test_a_notebook_runs_as_a_program(tmp_path: Path) -> None:
+    """The shortest one; `make notebooks` executes all of them."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs/notebooks/attention-by-hand.py"],
+        capture_output=True,
+        encoding="utf-8",
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "MPLBACKEND": "Agg"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
