@@ -116,6 +116,9 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "corpus/text.txt": english,
         "books/a.txt": english,
         "in.txt": english[:3],
+        "pairs.jsonl": [
+            json.dumps({"en": a, "ja": b}) for a, b in zip(english, german, strict=True)
+        ],
         "reviews.csv": ["review,sentiment"] + [f'"{t}",{len(t) % 2}' for t in english],
         **{f"papers/{split}.jsonl": map(json.dumps, table) for split in ("train", "valid", "test")},
         **{f"dialogsum/{s}.jsonl": map(json.dumps, talks) for s in ("train", "valid", "test")},
