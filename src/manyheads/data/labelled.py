@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from jaxtyping import Int
 
-from manyheads.data.corpus import TableData, check_folder, hold_out, select_rows
+from manyheads.data.corpus import SplitItems, TableData, check_folder, hold_out, select_rows
 from manyheads.data.files import join_names, read_columns
 from manyheads.errors import DataError, UserError
 
@@ -17,7 +17,7 @@ Text = str | tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Labelled:
+class Labelled(SplitItems):
     """Texts, or pairs of texts, of one split with their labels, or numbers for a regression.
 
     `name` is the file, and `lines` are the line numbers of the rows in it, from 1.

@@ -16,6 +16,7 @@ from manyheads.data.batching import Ragged, Rows, TooLong, digest_of, fit_length
 from manyheads.data.corpus import (
     STEMS,
     SplitData,
+    SplitItems,
     ValidFraction,
     check_folder,
     find_table,
@@ -30,7 +31,7 @@ from manyheads.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Corpus:
+class Corpus(SplitItems):
     """Sentence pairs of one split, with gold word alignments where known.
 
     `rows` are the row numbers in the files, from 0, if the split has only some of them.
