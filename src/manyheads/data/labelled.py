@@ -1,7 +1,7 @@
 """Labelled texts and pairs of texts: the nine tasks of GLUE, and tables of your own."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -195,11 +195,26 @@ class LabelledData(TableData):
             return f"the test labels of {self._glue.folder} are not public: use --split valid"
         return super()._missing(split)
 
+    def read_texts(self, path: Path) -> Iterator[str]:
+        """The texts of a table without labels, a tab between those of a pair."""
+        columns = {name: self._settings[name] for name in self._settings if name != "label"}
+        for _, texts in read_columns(path, columns, has_header=self._has_header):
+            yield "\t".join(text.replace("\t", " ") for text in texts or ())
+
+    @property
+    def _settings(self) -> dict[str, str]:
+        """The column that each setting names."""
+        return dict(zip(("label", "text", "pair"), self.columns, strict=False))
+
+    @property
+    def _has_header(self) -> bool:
+        return not all(name.isdecimal() for name in self.columns)
+
     def _read(self, path: Path) -> Labelled:
         skip = "skip" in (self.broken_rows, self._glue and self._glue.broken_rows)
-        has_header = not all(name.isdecimal() for name in self.columns)
-        columns = dict(zip(("label", "text", "pair"), self.columns, strict=False))
-        rows = read_columns(path, columns, has_header=has_header, skip="broken_rows", on=skip)
+        rows = read_columns(
+            path, self._settings, has_header=self._has_header, skip="broken_rows", on=skip
+        )
         texts: list[Text] = []
         labels: list[str] = []
         lines: list[int] = []

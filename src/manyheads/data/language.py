@@ -142,6 +142,7 @@ class TextData(SplitData[list[Path]]):
     text: Annotated[str, "Column of the text in a table"] = "text"
     lines: Annotated[Lines, "Whether files are running text or one sentence per line"] = "text"
     kind: ClassVar[str] = "text"
+    RENAMED: ClassVar[dict[str, str]] = {**SplitData.RENAMED, "train": "file"}
     REMOVED: ClassVar[dict[str, tuple[Any, ...]]] = {"short": ("refuse", "skip")}
 
     def read(self, split: str) -> Texts:
