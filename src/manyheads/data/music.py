@@ -208,8 +208,9 @@ def _read_archive(path: Path) -> list[tuple[str, bytes]]:
 
 def _read_chorales(path: Path, split: str) -> Iterator[list[str]]:
     """The words of each chorale of a JSON file."""
+    text = "\n".join(read_lines(path))
     try:
-        table: Any = json.loads("\n".join(read_lines(path)))
+        table: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 1)
         raise DataError(f"{path}:{line}: not valid JSON ({error})") from None

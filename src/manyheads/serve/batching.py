@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from threading import Condition, Thread
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from manyheads.web.responses import Problem
 
@@ -75,7 +75,9 @@ def take_none(fits: Fits[Any]) -> list[Job[Any]]:
 
 
 class Work(Generic[R]):
-    """The computation of the model for requests of one kind."""
+    """The computation of the model for requests of one kind, and the paths of their API."""
+
+    paths: ClassVar[str] = ""
 
     def fits(self, requests: Sequence[R]) -> bool:
         """True if these requests may share a batch."""

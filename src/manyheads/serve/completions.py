@@ -17,7 +17,16 @@ from starlette.routing import Route
 from manyheads.decode.sample import Sample
 from manyheads.serve.batching import Batcher, Job
 from manyheads.serve.continuous import Chunk, CompletionRequest, Completions
-from manyheads.serve.requests import collect, flag, number, read_fields, refuse, shown
+from manyheads.serve.requests import (
+    check_model,
+    collect,
+    flag,
+    number,
+    read_fields,
+    refuse,
+    shown,
+    work_of_kind,
+)
 from manyheads.web.decoding import LEAST_P, checked
 from manyheads.web.responses import Fields, Problem
 
@@ -38,11 +47,7 @@ async def completions(request: Request) -> Response:
     """POST {prompt, max_tokens, temperature, top_p, n, stop, seed, logprobs, stream, …}."""
     fields = await read_fields(request)
     batcher: Batcher[CompletionRequest] = request.app.state.batcher
-    work, name = batcher.work, request.app.state.name
-    if not isinstance(work, Completions):
-        raise Problem(404, "this model translates: use /translate or /v2/translate", "not_found")
-    if (model := fields.text("model", name)) != name:
-        raise Problem(404, f"{shown(model)} is not served: it is {name}", "model_not_found")
+    work, name = work_of_kind(request, Completions), check_model(request, fields)
     parsed = await run_in_threadpool(_parse, fields, work)
     head = {
         "id": f"cmpl-{secrets.token_hex(12)}",

@@ -263,6 +263,8 @@ class RunningBatch:
 class Completions(Work[CompletionRequest]):
     """Continues prompts; requests that arrive while a batch runs join it."""
 
+    paths = "/v1/completions"
+
     def __init__(self, loaded: LoadedRun, bounds: Bounds) -> None:
         if not isinstance(loaded, TorchRun):
             raise UserError(f"{loaded.folder} was exported: serve the run that it came from")

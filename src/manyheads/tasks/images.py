@@ -216,4 +216,5 @@ SPEC = TaskSpec(
     finetune=lambda config, run: replace(config, head=Classify()),
     evaluate=evaluate,
     offers=("label",),
+    served_as="images",
 )
