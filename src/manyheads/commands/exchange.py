@@ -14,6 +14,7 @@ from manyheads.errors import UserError
 
 if TYPE_CHECKING:
     from manyheads.decode.beam import Decode
+    from manyheads.run import Run
 
 Folder = Annotated[Path, out_option("Folder to write; new or empty", "FOLDER")]
 FORMATS = ("huggingface", "ctranslate2", "onnx")
@@ -66,7 +67,6 @@ def export(
     huggingface writes a folder for AutoModel and AutoTokenizer; ctranslate2 supports
     encoder–decoders and language models; onnx writes graphs for ONNX Runtime.
     """
-    from manyheads.config import nearest
     from manyheads.exchange.ctranslate2 import write_ctranslate2
     from manyheads.exchange.folder import their_decoding, write_huggingface
     from manyheads.exchange.onnx import write_onnx
@@ -76,8 +76,7 @@ def export(
     from manyheads.models.seq2seq import Seq2Seq
     from manyheads.run import SETTINGS, TOKENIZER, settings_text
 
-    if to not in FORMATS:
-        raise UserError(f"--to {to}: {nearest(to, FORMATS)}")
+    _check_format(to)
     if quantization is not None and to != "ctranslate2":
         raise UserError("--quantization works only with --to ctranslate2: leave it out")
     _refuse_full(out)
@@ -108,6 +107,34 @@ def export(
         sealed = None if to == "huggingface" else beside
         write_text(beside / SETTINGS, settings_text(settings, sealed))
     say(f"exported: {out}{note}")
+
+
+def check_exportable(run: "Run", to: str) -> None:
+    """Refuse, before training, a model that a format cannot express."""
+    from manyheads.exchange import refuse_approximations
+    from manyheads.exchange.ctranslate2 import unsupported
+    from manyheads.exchange.huggingface import plan_export
+    from manyheads.nn.block import on_meta
+
+    _check_format(to)
+    config: Any = run.model
+    if run.spec.reads_text and config.vocab_size is None:  # the tokenizer decides it later
+        config = dataclasses.replace(config, vocab_size=1)
+    with on_meta():
+        model = config.build()
+    if to == "huggingface":
+        plan_export(model)
+    elif to == "onnx":
+        refuse_approximations(model)
+    elif reason := unsupported(model, run.decode):
+        raise UserError(f"CTranslate2 cannot express this model: {reason}")
+
+
+def _check_format(to: str) -> None:
+    from manyheads.config import nearest
+
+    if to not in FORMATS:
+        raise UserError(f"{to} is not a format of export: {nearest(to, FORMATS)}")
 
 
 def _changes(decode: "Decode", program: str, fixed: dict[str, Any]) -> str:

@@ -18,8 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from manyheads.config import nearest
+from manyheads.decode.beam import Decode
 from manyheads.errors import DataError, UserError, import_optional
 from manyheads.exchange import refuse_approximations
+from manyheads.exchange.ctranslate2 import unsupported
 from manyheads.exchange.families import FAMILIES, KINDS, PREPROCESSOR, VIT
 from manyheads.exchange.family import (
     ExportPlan,
@@ -153,7 +155,7 @@ def _candidates(family: Family, architectures: Any) -> list[str]:
     """The classes that a file may be of: the one it names, and one with more heads."""
     if not architectures:
         return list(family.architectures)
-    name = str(architectures[0])
+    name = str(architectures[0] if isinstance(architectures, list) else architectures)
     if name not in family.architectures:
         advice = nearest(name, family.architectures)
         raise UserError(f"{name} is not a supported {family.kind} model: {advice}")
@@ -243,7 +245,7 @@ def to_huggingface(model: Any) -> Any:
     """
     model = getattr(model, "torch_model", lambda: model)()
     special = special_tokens(model)
-    model, plan = _plan(model)
+    model, plan = plan_export(model)
     family = plan.family
     kind = getattr(import_transformers(), plan.architecture)
     # Their default padding token may be beyond the end of a small table.
@@ -294,15 +296,23 @@ def _untie(theirs: Any, family: Family, state: dict[str, Tensor], actual: dict[s
             theirs.all_tied_weights_keys.pop(actual[second], None)
 
 
-def _plan(model: nn.Module) -> tuple[nn.Module, ExportPlan]:
-    """How to export a model, its channels reordered if only their order is in the way."""
-    refuse_approximations(model)
+def plan_export(model: nn.Module) -> tuple[nn.Module, ExportPlan]:
+    """How to export a model, its channels reordered if only their order is in the way.
+
+    A model that no class has is refused, with the settings that would make it one.
+    """
     plan = _best_plan(model.config)  # type: ignore[arg-type]
+    if plan.obstacles:
+        refuse_approximations(model)
     if plan.obstacles and isinstance(model, Seq2Seq) and is_interleaved(model.config):
         model = in_halves(model)
         plan = _best_plan(model.config)
     if plan.obstacles:
-        raise UserError(f"transformers has no such model: {plan.family.kind} {plan.obstacles[0]}")
+        others = "onnx" if unsupported(model, Decode()) else "ctranslate2 or onnx"
+        raise UserError(
+            f"transformers has no such model: {plan.family.kind} needs {', '.join(plan.obstacles)}: "
+            f"train with these settings, or export --to {others}"
+        )
     return model, plan
 
 
