@@ -1,6 +1,7 @@
 """Commands that exchange weights with other programs: import, export."""
 
 import dataclasses
+import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -67,6 +68,7 @@ def export(
     huggingface writes a folder for AutoModel and AutoTokenizer; ctranslate2 supports
     encoder–decoders and language models; onnx writes graphs for ONNX Runtime.
     """
+    from manyheads.exchange.card import model_card
     from manyheads.exchange.ctranslate2 import write_ctranslate2
     from manyheads.exchange.folder import their_decoding, write_huggingface
     from manyheads.exchange.onnx import write_onnx
@@ -74,7 +76,7 @@ def export(
     from manyheads.loading import TorchRun, load_run
     from manyheads.models.gpt import Gpt
     from manyheads.models.seq2seq import Seq2Seq
-    from manyheads.run import SETTINGS, TOKENIZER, settings_text
+    from manyheads.run import SCORES, SETTINGS, TOKENIZER, settings_text
 
     _check_format(to)
     if quantization is not None and to != "ctranslate2":
@@ -106,6 +108,9 @@ def export(
         # transformers writes the tokenizer of a Hugging Face folder.
         sealed = None if to == "huggingface" else beside
         write_text(beside / SETTINGS, settings_text(settings, sealed))
+        scores = json.loads((run / SCORES).read_bytes()) if (run / SCORES).is_file() else {}
+        count = sum(p.numel() for p in model.parameters())
+        write_text(beside / "README.md", model_card(out.name, settings, scores, to, count))
     say(f"exported: {out}{note}")
 
 

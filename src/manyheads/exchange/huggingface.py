@@ -310,7 +310,7 @@ def plan_export(model: nn.Module) -> tuple[nn.Module, ExportPlan]:
     if plan.obstacles:
         others = "onnx" if unsupported(model, Decode()) else "ctranslate2 or onnx"
         raise UserError(
-            f"transformers has no such model: {plan.family.kind} needs {', '.join(plan.obstacles)}: "
+            f"transformers lacks this model: {plan.family.kind} needs {', '.join(plan.obstacles)}: "
             f"train with these settings, or export --to {others}"
         )
     return model, plan
