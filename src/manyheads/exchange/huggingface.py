@@ -38,6 +38,7 @@ from manyheads.models.vit import VitConfig
 from manyheads.nn.block import on_meta
 from manyheads.nn.positions import Sinusoidal
 from manyheads.presets import ModelConfig
+from manyheads.tokenizer.sentencepiece import find_sentencepiece
 from manyheads.tokenizer.tokenizer import SPECIALS, Tokenizer
 
 CONFIG = "config.json"
@@ -193,8 +194,11 @@ def _import_folder(folder: Path) -> ImportedModel:
         model = _convert(settings, tensors)
     except UserError as error:
         raise type(error)(f"{folder}: {' '.join(str(error).split())}") from None
-    file = folder / TOKENIZER
-    tokenizer = Tokenizer.load(file) if file.is_file() else None
+    if (folder / TOKENIZER).is_file():
+        tokenizer: Tokenizer | None = Tokenizer.load(folder / TOKENIZER)
+    else:
+        size = model.config.vocab_size  # type: ignore[union-attr]
+        tokenizer = find_sentencepiece(folder, settings["model_type"], size)
     generation = _read_json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
     return ImportedModel(model, tokenizer, settings, generation)
 
