@@ -130,7 +130,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
             loaded(tmp_path, "t5", damaged)
 
 
-# --- folders as they are published ---
+# --- published folders ---
 
 
 @pytest.mark.parametrize("family", ["t5", "llama", "marian"])

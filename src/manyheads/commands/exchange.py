@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from manyheads.run import Run
 
 Folder = Annotated[Path, out_option("Folder to write; new or empty", "FOLDER")]
-FORMATS = ("huggingface", "ctranslate2", "onnx")
+FORMATS = ("huggingface", "ctranslate2", "onnx", "peft")
 
 
 def import_folder(
@@ -58,7 +58,7 @@ def export(
         str | None, option("ctranslate2: int8, float16, ... [default: float32]", metavar="NAME")
     ] = None,
 ) -> None:
-    """Export a run for Hugging Face, CTranslate2 or ONNX Runtime.
+    """Export a run for Hugging Face, CTranslate2, ONNX Runtime or PEFT.
 
     Examples
       $ manyheads export runs/demo --to huggingface --out demo-hf
@@ -66,13 +66,15 @@ def export(
       $ manyheads translate demo-ct2 in.txt
 
     huggingface writes a folder for AutoModel and AutoTokenizer; ctranslate2 supports
-    encoder–decoders and language models; onnx writes graphs for ONNX Runtime.
+    encoder–decoders and language models; onnx writes graphs for ONNX Runtime;
+    peft writes the LoRA adapter of a run trained with finetune.lora.
     """
     from manyheads.exchange.card import model_card
     from manyheads.exchange.ctranslate2 import write_ctranslate2
-    from manyheads.exchange.folder import their_decoding, write_huggingface
+    from manyheads.exchange.folder import their_decoding, write_huggingface, write_peft
     from manyheads.exchange.onnx import write_onnx
     from manyheads.fileio import write_text
+    from manyheads.finetune import load_pretrained, load_start
     from manyheads.loading import TorchRun, load_run
     from manyheads.models.gpt import Gpt
     from manyheads.models.seq2seq import Seq2Seq
@@ -94,6 +96,14 @@ def export(
                 note = _changes(settings.decode, "transformers", fixed)
         elif to == "onnx":
             write_onnx(model, beside)
+        elif to == "peft":
+            lora = settings.finetune and settings.finetune.lora
+            if not lora:
+                raise UserError(f"{run} was trained without finetune.lora: --to huggingface")
+            base = settings.model.build()
+            load_pretrained(base, load_start(settings.init))
+            start = Path(settings.init)
+            write_peft(model, base, loaded.own_tokenizer, settings.decode, lora, start, beside)
         elif isinstance(model, Seq2Seq | Gpt):
             fixed = {"stopping": "early", "at_limit": "truncate"}
             note = _changes(settings.decode, "CTranslate2", fixed)
@@ -127,7 +137,7 @@ def check_exportable(run: "Run", to: str) -> None:
         config = dataclasses.replace(config, vocab_size=1)
     with on_meta():
         model = config.build()
-    if to == "huggingface":
+    if to in ("huggingface", "peft"):
         plan_export(model)
     elif to == "onnx":
         refuse_approximations(model)

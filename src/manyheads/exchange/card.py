@@ -12,7 +12,7 @@ from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vit import VitConfig
 from manyheads.presets import ModelConfig
 
-LIBRARIES = {"huggingface": "transformers", "ctranslate2": "ctranslate2", "onnx": "onnx"}
+LIBRARIES = {"huggingface": "transformers"}  # others have the name of the format
 HEADS = {"masked": "fill-mask", "classify": "text-classification", "tag": "token-classification"}
 LANGUAGE = re.compile(r"[a-z]{2}")
 
@@ -22,10 +22,11 @@ def model_card(name: str, run: Any, scores: dict[str, Any], to: str, parameters:
 
     A license is nowhere in a run, so the card has none.
     """
+    library = LIBRARIES.get(to, to)
     metrics = [name for name in scores.get("signature", {}) if isinstance(scores.get(name), float)]
     head = {
         "language": _languages(run.data),
-        "library_name": LIBRARIES[to],
+        "library_name": library,
         "pipeline_tag": _pipeline(run.model),
         "tags": ["manyheads", run.model.kind],
         "metrics": metrics,
@@ -35,7 +36,7 @@ def model_card(name: str, run: Any, scores: dict[str, Any], to: str, parameters:
     parts = [
         "\n".join(["---", *lines, "---"]),
         f"# {name}\n\nA {run.model.kind} model of {parameters:,} parameters, exported by Manyheads "
-        f"for {LIBRARIES[to]}. `run.toml` has all settings.",
+        f"for {library}. `run.toml` has all settings.",
         "## Scores\n\n" + _score_table(scores, metrics),
         "## Data\n\n" + _data(run.data),
     ]
