@@ -16,6 +16,7 @@ from tests.web.test_page import (  # noqa: F401 (the fixtures)
     folder,
     page,
     pixels,
+    save,
     settled,
     visit,
 )
@@ -176,10 +177,8 @@ def test_saved_map_has_no_seams(
     tmp_path: Path,
 ) -> None:
     visit(page, f"{TRANSLATOR}&map=encoder.self")
-    with page.expect_download() as download:
-        page.locator(".heatmap").get_by_role("button", name="SVG").click()
     path = tmp_path / "map.svg"
-    download.value.save_as(path)
+    save(page, page.locator(".heatmap"), "SVG").save_as(path)
     cells = "svg g rect"
     single = browser.new_page()
     single.goto(path.as_uri())

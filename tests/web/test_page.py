@@ -103,6 +103,14 @@ def settled(page: Any) -> None:
     page.locator("main:not([aria-busy])").wait_for()
 
 
+def save(page: Any, part: Any, kind: str) -> Any:
+    """The download of a figure as PNG, SVG, CSV or HTML, by its Save menu."""
+    part.locator(".saving summary").first.click()
+    with page.expect_download() as download:
+        part.get_by_role("button", name=kind, exact=True).click()
+    return download.value
+
+
 def pixels(page: Any, selector: str) -> np.ndarray:
     height, width, data = page.locator(selector).first.evaluate(PIXELS)
     return np.array(data, dtype=np.uint8).reshape(height, width, 4)
@@ -264,10 +272,10 @@ def test_what_is_saved_opens_offline(page: Any, browser: Any, address: str, tmp_
     visit(page, f"{TRANSLATOR}&map=encoder.self")
     saved = {}
     for kind in ("PNG", "SVG", "CSV", "HTML"):
-        with page.expect_download() as download:
-            page.locator(".heatmap").get_by_role("button", name=kind).click()
-        saved[kind] = tmp_path / download.value.suggested_filename
-        download.value.save_as(saved[kind])
+        download = save(page, page.locator(".heatmap"), kind)
+        saved[kind] = tmp_path / download.suggested_filename
+        download.save_as(saved[kind])
+    assert saved["CSV"].name == "translator-encoder.self-1-1.csv"
     assert saved["PNG"].read_bytes().startswith(b"\x89PNG")
     trace = requested(page, address, run="translator", text=SENTENCE)
     expected = weights(address, trace["trace"], "encoder.self", 0, 0)
@@ -279,13 +287,13 @@ def test_what_is_saved_opens_offline(page: Any, browser: Any, address: str, tmp_
     for kind in ("SVG", "HTML"):
         single.goto(saved[kind].as_uri())
         assert single.locator("rect").count() > expected.size
-        expect(single.locator("body" if kind == "HTML" else "svg")).to_contain_text("layer 1")
+        for known in ("layer 1", "run: translator", SENTENCE, "layer: 1", "head: 1"):
+            expect(single.locator("body" if kind == "HTML" else "svg")).to_contain_text(known)
     single.context.close()
     for place, part in (("/train", ".chart"), (f"{TRANSLATOR}&view=lines", ".lines")):
         visit(page, place)
-        with page.expect_download() as download:
-            page.locator(part).first.get_by_role("button", name="PNG").click()
-        assert Path(download.value.path()).read_bytes().startswith(b"\x89PNG")
+        download = save(page, page.locator(part).first, "PNG")
+        assert Path(download.path()).read_bytes().startswith(b"\x89PNG")
 
 
 def test_curves_grow_while_a_run_trains(page: Any, folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 import { LINES } from "./colour.js";
 import { element, escaped, shown } from "./dom.js";
-import { picture, saving } from "./exports.js";
+import { Figure, onArrow } from "./figure.js";
 
 const MARGIN = { left: 62, right: 16, bottom: 42 };
 const LETTER = 7; // the width of a letter
@@ -43,34 +43,28 @@ export function smooth(points, share) {
   return points.map(([x, y]) => [x, (mean = mean === null ? y : share * mean + (1 - share) * y)]);
 }
 
-export class Chart {
+export class Chart extends Figure {
   /** @param {{name: string, title: string, across?: string}} about */
   constructor({ name, title, across = "step" }) {
+    super("chart");
     this.name = name;
-    this.title = title;
+    this.heading.textContent = title;
     this.across = across;
     this.at = -1;
     this.steps = [];
     this.place = element("div", {
       class: "axes",
       tabindex: "0",
-      role: "application",
+      role: "img",
       "aria-roledescription": "chart",
       "aria-label": `${title}: arrow keys move over the steps`,
       onkeydown: (event) => this.walk(event),
       onpointermove: (event) => this.point(event),
     });
-    this.output = element("output", { class: "readout", "aria-live": "polite" });
     this.note = element("p", { class: "note told" });
     this.size = { width: 560, height: 290 };
-    this.root = element(
-      "figure",
-      { class: "chart", hidden: true },
-      element("figcaption", {}, title),
-      this.place,
-      element("div", { class: "below" }, this.output, saving(() => this)),
-      this.note,
-    );
+    this.fill(this.place);
+    this.root.append(this.note);
     new ResizeObserver(() => this.fit()).observe(this.root);
   }
 
@@ -82,20 +76,20 @@ export class Chart {
     this.draw();
   }
 
-  /** The legend's entries: [series, x, line], as many per line as fit. */
+  /** The entries of the legend, as many per line as fit. */
   legend() {
     let [x, line] = [MARGIN.left, 0];
     return this.series.map((one) => {
       const wide = 30 + LETTER * one.name.length;
       if (x + wide > this.size.width && x > MARGIN.left) [x, line] = [MARGIN.left, line + 1];
       x += wide;
-      return [one, x - wide, line];
+      return { one, x: x - wide, line };
     });
   }
 
   /** Size and margins of the axes. */
   frame() {
-    const lines = 1 + Math.max(0, ...this.legend().map(([, , line]) => line));
+    const lines = 1 + Math.max(0, ...this.legend().map(({ line }) => line));
     const { x, y, least } = this.ranges();
     const labels = this.ticks(x, y, least).map((axis) => axis.map((tick) => LETTER * shown(tick).length));
     const left = Math.max(MARGIN.left, 12 + Math.max(...labels[1]));
@@ -120,7 +114,9 @@ export class Chart {
   }
 
   draw() {
-    this.place.innerHTML = this.svg(false);
+    const { width, height, inside } = this.drawing();
+    const now = this.at < 0 ? "" : this.cursor();
+    this.place.innerHTML = `<svg viewBox="0 0 ${width} ${height}" aria-hidden="true">${inside}${now}</svg>`;
     if (this.at < 0) {
       this.output.textContent = "No measurements yet.";
       return;
@@ -134,11 +130,11 @@ export class Chart {
   }
 
   walk(event) {
-    const by = { ArrowLeft: -1, ArrowRight: 1, Home: -this.steps.length, End: this.steps.length }[event.key];
-    if (by === undefined || this.at < 0) return;
-    event.preventDefault();
-    this.at = Math.max(0, Math.min(this.steps.length - 1, this.at + by));
-    this.draw();
+    if (this.at < 0) return;
+    onArrow(event, { ArrowLeft: -1, ArrowRight: 1, Home: -this.steps.length, End: this.steps.length }, (by) => {
+      this.at = Math.max(0, Math.min(this.steps.length - 1, this.at + by));
+      this.draw();
+    });
   }
 
   point(event) {
@@ -157,8 +153,8 @@ export class Chart {
   /** The numbers at both axes. */
   ticks(x, y, least) {
     return [
-      this.logX ? logTicks(...x) : ticks(...x, this.size.width / 80, least),
-      this.logY ? logTicks(...y) : ticks(...y),
+      this.logX ? logTicks(x[0], x[1]) : ticks(x[0], x[1], this.size.width / 80, least),
+      this.logY ? logTicks(y[0], y[1]) : ticks(y[0], y[1]),
     ];
   }
 
@@ -177,7 +173,7 @@ export class Chart {
   scales() {
     const { x, y, least } = this.ranges();
     const { width, height, left, right, top, bottom } = this.frame();
-    const along = ([low, high], log) => (value) =>
+    const along = (/** @type {number[]} */ [low, high], log) => (value) =>
       log ? Math.log(value / low) / Math.log(high / low || 2) : (value - low) / (high - low || 1);
     const [shareX, shareY] = [along(x, this.logX), along(y, this.logY)];
     return {
@@ -189,8 +185,13 @@ export class Chart {
     };
   }
 
-  /** @param {boolean} [standalone] for a file: with a title and fixed colours */
-  svg(standalone = true) {
+  /** The line at the chosen step. */
+  cursor() {
+    const { top, height, bottom } = this.frame();
+    return `<path class="now" stroke="currentColor" d="M${this.scales().toX(this.steps[this.at])} ${top}V${height - bottom}"/>`;
+  }
+
+  drawing() {
     const { width, height, left, right, top, bottom } = this.frame();
     const { x, y, least, toX, toY } = this.scales();
     const parts = [];
@@ -215,20 +216,12 @@ export class Chart {
         parts.push(`<path d="M${path}" fill="none" stroke="${colour}" stroke-width="1.8"${dash}/>`);
       }
     });
-    this.legend().forEach(([{ name }, at, line], number) => {
+    this.legend().forEach(({ one: { name }, x: at, line }, number) => {
       const base = 14 + LINE * line;
       parts.push(`<rect x="${at}" y="${base - 9}" width="10" height="10" fill="${LINES[number % LINES.length]}"/>`);
       parts.push(`<text x="${at + 15}" y="${base}">${escaped(name)}</text>`);
     });
-    if (!standalone && this.at >= 0) {
-      const place = toX(this.steps[this.at]);
-      parts.push(`<path class="now" stroke="currentColor" d="M${place} ${top}V${height - bottom}"/>`);
-    }
-    if (standalone) {
-      const title = `<text x="6" y="16" font-size="14">${escaped(this.title)}</text>`;
-      return picture(width, height + 24, `${title}<g transform="translate(0 24)">${parts.join("")}</g>`);
-    }
-    return `<svg viewBox="0 0 ${width} ${height}" aria-hidden="true">${parts.join("")}</svg>`;
+    return { width, height, inside: parts.join("") };
   }
 
   table() {

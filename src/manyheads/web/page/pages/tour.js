@@ -3,6 +3,7 @@
 
 import { element } from "../dom.js";
 import { limited, nothingFits } from "../fitting.js";
+import { coloured } from "../math.js";
 import { fits, pageOf } from "../pages.js";
 import { request } from "../recording.js";
 import { runChoice, usableRuns } from "../runs.js";
@@ -40,7 +41,7 @@ function build(place) {
 function show(at, run, runs) {
   const step = steps[at];
   const formula = element("div", { class: "math" });
-  if (step.formula) formula.append(new DOMParser().parseFromString(step.formula, "text/html").body.firstElementChild);
+  if (step.formula) formula.append(coloured(step.formula));
   const button = (label, to) =>
     element("button", { type: "button", disabled: to < 0 || to >= steps.length, onclick: () => move(to) }, label);
   const list = element(
@@ -78,7 +79,7 @@ function move(to) {
 function shortcuts(event) {
   const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (!by || !screen?.root.isConnected || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.target.closest("input, textarea, select, canvas, [role=application], [role=grid], [role=slider]")) return;
+  if (event.target.closest("input, textarea, select, canvas, [role=img], [role=grid], [role=slider]")) return;
   event.preventDefault();
   event.stopPropagation();
   move(screen.at + by);
