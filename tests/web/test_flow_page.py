@@ -201,3 +201,26 @@ def test_another_text_has_other_boxes_and_is_never_markup(page: Any) -> None:
     expect(page.locator(".labels")).to_contain_text("<")
     assert pixels(page, ".plane > canvas").shape != before.shape
     assert page.locator("main img, main b").count() == 0
+
+
+def test_a_symbol_of_the_formula_marks_its_boxes(page: Any) -> None:
+    """Query, key and value have one colour each, in the formula, the diagram and the edges."""
+    visit(page, f"{FLOW}&box=encoder.self.scores")
+    for role, box in (("query", "q"), ("key", "k")):
+        symbol = page.locator(f".openbox .formula mi[data-role={role}]")
+        tile = page.locator(f"[id='box-encoder.self.{box}']")
+        colour = symbol.evaluate("one => getComputedStyle(one).color")
+        border = "one => getComputedStyle(one.querySelector('canvas')).borderTopColor"
+        assert tile.evaluate(border) == colour
+        marked = "one => getComputedStyle(one).outlineStyle"
+        assert tile.evaluate(marked) == "none"
+        symbol.hover()
+        assert tile.evaluate(marked) == "solid"
+        page.locator("h1").hover()
+        assert tile.evaluate(marked) == "none"
+    visit(
+        page, "/tour?run=translator&stop=4"
+    )  # scores: the formula on the left, the tiles on the right
+    page.locator(".telling mi[data-role=key]").first.hover()
+    outline = "one => getComputedStyle(one).outlineStyle"
+    assert page.locator("[id='box-encoder.self.k']").evaluate(outline) == "solid"

@@ -7,6 +7,7 @@ import shutil
 import threading
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -53,6 +54,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
+    with serving(folder) as place:
+        yield place
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """The page over a folder, in a thread of this process; its address."""
     listening = listen("127.0.0.1", 0)
     config = uvicorn.Config(build_app(folder), log_level="error", access_log=False)
     server = uvicorn.Server(config)

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from manyheads.data.translation import PhrasebookData
 from manyheads.errors import UserError
 from manyheads.run import SCORES, SETTINGS, Run, read_run
 from manyheads.summary import count_parameters
@@ -21,6 +22,8 @@ from manyheads.web.library import Library
 from manyheads.web.responses import Fields, problem_of
 
 METRICS = "metrics.jsonl"
+# "you" is dir, euch or Ihnen: beam search has hypotheses of almost equal score.
+AMBIGUOUS = "His father asks whether Tom is lending you five hats now."
 MOST_BYTES = 4 * 2**20  # bytes of a metrics file read per response
 POINTS = 400  # points of the schedule curve
 MOST = sys.float_info.max
@@ -74,6 +77,7 @@ def _summary(name: str, folder: Path, *stamps: tuple[int, int]) -> dict[str, Any
         "scores": _scores(folder),
         "can": run.spec.pages(run),
         "example": run.spec.example(run),
+        "ambiguous": AMBIGUOUS if isinstance(run.data, PhrasebookData) else None,
     }
 
 

@@ -18,7 +18,7 @@ export class HeadGrid extends Figure {
   /** Heads that are knocked out. @type {Set<string>} */
   off = new Set();
 
-  /** @param {{choose: (layer: number, head: number) => void, knock: (layer: number, head: number) => void}} how */
+  /** @param {{choose: (layer: number, head: number, how?: {replace: boolean}) => void, knock: (layer: number, head: number) => void}} how */
   constructor({ choose, knock }) {
     super("headgrid");
     this.choose = choose;
@@ -79,7 +79,7 @@ export class HeadGrid extends Figure {
     if (event.key === "x") return void this.knock(...this.order[at]);
     onArrow(event, { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.across, ArrowDown: this.across }, (by) => {
       const to = this.order[at + by];
-      if (to) this.choose(...to);
+      if (to) this.choose(...to, { replace: true });
     });
   }
 

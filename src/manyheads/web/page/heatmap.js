@@ -20,8 +20,8 @@ const MOST_IN_TABLE = 64 * 64;
 
 export class HeatMap extends Figure {
   /**
-   * @param {{move?: (row: number, column: number) => void, hover?: (row: number, column: number) => void, largest?: number}} [how]
-   * called when the cursor moves, and when the pointer does; the largest side of a cell
+   * @param {{move?: (row: number, column: number, how: {replace: boolean}) => void, hover?: (row: number, column: number) => void, largest?: number}} [how]
+   * called when the cursor moves (keys replace the last entry of the history), and when the pointer does; the largest side of a cell
    */
   constructor({ move = () => {}, hover = () => {}, largest = 34 } = {}) {
     super("heatmap");
@@ -138,15 +138,15 @@ export class HeatMap extends Figure {
     const [row, column] = this.at;
     const last = [this.matrix.rows.length - 1, this.matrix.columns.length - 1];
     const steps = { ArrowUp: [row - 1, column], ArrowDown: [row + 1, column], ArrowLeft: [row, column - 1], ArrowRight: [row, column + 1], Home: [row, 0], End: last };
-    onArrow(event, steps, (to) => this.choose(Math.max(0, Math.min(last[0], to[0])), Math.max(0, Math.min(last[1], to[1]))));
+    onArrow(event, steps, (to) => this.choose(Math.max(0, Math.min(last[0], to[0])), Math.max(0, Math.min(last[1], to[1])), true));
   }
 
-  choose(row, column) {
+  choose(row, column, replace = false) {
     this.at = [row, column];
     this.mark(row, column);
     this.tell(row, column);
     this.hover(row, column);
-    this.move(row, column);
+    this.move(row, column, { replace });
   }
 
   mark(row, column) {

@@ -2,7 +2,7 @@
 
 import { checkbox, element, identity, select } from "./dom.js";
 import { linkRoles } from "./math.js";
-import { fits, pageOf, PAGES, SHARED_KEYS } from "./pages.js";
+import { fits, pageOf, PAGES, sharedState } from "./pages.js";
 import { recording } from "./recording.js";
 import { usableRuns } from "./runs.js";
 import { linkTokens, stage } from "./stage.js";
@@ -119,9 +119,8 @@ function frame(name, state) {
   const title = pageOf(name)?.title ?? name;
   document.title = [title, state.run, "Manyheads"].filter(Boolean).join(" · ");
   document.documentElement.dataset.theme = state.theme ?? "";
-  const shared = Object.fromEntries(SHARED_KEYS.filter((key) => key in state).map((key) => [key, state[key]]));
   const link = (page) =>
-    element("a", { href: address(page.name, shared), "aria-current": page.name === name ? "page" : null }, page.title);
+    element("a", { href: address(page.name, sharedState(page.name, state)), "aria-current": page.name === name ? "page" : null }, page.title);
   const shown = PAGES.filter((page) => page.name === name || !run || fits(page, run));
   const groups = [...new Set(shown.map((page) => page.group))].map((group) =>
     element(

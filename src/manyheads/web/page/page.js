@@ -4,6 +4,7 @@ import { element } from "./dom.js";
 import { describe } from "./exports.js";
 import { fitting, nothingFits } from "./fitting.js";
 import { pageOf } from "./pages.js";
+import { recording } from "./recording.js";
 import { lead, runChoice } from "./runs.js";
 
 /**
@@ -16,6 +17,7 @@ import { lead, runChoice } from "./runs.js";
  * @typedef {object} Definition
  * @property {string} name in pages.js @property {string} about one line under the title
  * @property {[string, string][]} [keys] keys and their meaning, for the help
+ * @property {(run: import("./runs.js").Run) => string|undefined} [example] a text for this page, in place of the example of the run
  * @property {boolean} [withoutRun] shown even if no run fits; it places the choice of the run where it needs it
  * @property {() => (Node|string)[]} build the elements below the controls, made once and reused while the state changes
  * @property {(now: Now, signal: AbortSignal) => Promise<void>} show
@@ -28,7 +30,7 @@ import { lead, runChoice } from "./runs.js";
  * names none or one of another kind (as a link from another page may do).
  * @param {Definition} page
  */
-export function definePage({ name, about, keys = [], withoutRun = false, build, show, next, press }) {
+export function definePage({ name, about, keys = [], withoutRun = false, example = () => undefined, build, show, next, press }) {
   const root = element("div");
   const controls = element("form", { class: "controls", onsubmit: (/** @type {Event} */ event) => event.preventDefault() });
   const instead = element("p", { class: "note" });
@@ -49,7 +51,8 @@ export function definePage({ name, about, keys = [], withoutRun = false, build, 
     const first = withoutRun ? "" : choice;
     if (controls.dataset.run !== run?.name) controls.replaceChildren(first);
     controls.dataset.run = run?.name ?? "";
-    const text = state.text ?? run?.example ?? "";
+    // A static copy has recorded the example of the run.
+    const text = state.text ?? (run && !recording ? example(run) : undefined) ?? run?.example ?? "";
     describe({ run: run?.name, text });
     const set = (/** @type {(Node|string|null)[]} */ ...parts) => controls.replaceChildren(first, ...parts.filter((part) => part !== null));
     await show({ run, runs, state, text, choice, controls: set }, signal);

@@ -49,5 +49,12 @@ export function fits({ name, kinds }, run) {
   return !kinds || kinds.includes(run.kind) || (run.can ?? []).includes(name);
 }
 
-/** The values of the state that links to other pages keep. */
-export const SHARED_KEYS = ["run", "text", "stage", "theme", "palette"];
+/** The values of the state that another run, or another step of the tour, keeps. */
+export const LASTING_KEYS = ["run", "text", "stage", "theme", "palette"];
+const SHARED_KEYS = [...LASTING_KEYS, "target", "map", "layer", "head"];
+
+/** The values of the state that a link to a page keeps; the steps of the tour have their own maps. @param {string} name @param {Record<string, string>} state */
+export function sharedState(name, state) {
+  const keys = name === "tour" ? LASTING_KEYS : SHARED_KEYS;
+  return Object.fromEntries(keys.filter((key) => key in state).map((key) => [key, state[key]]));
+}

@@ -17,7 +17,7 @@ export function nameOf(pitch) {
 }
 
 export class Roll extends Figure {
-  /** @param {{choose: (event: number) => void}} how called with the chosen event */
+  /** @param {{choose: (event: number, how?: {replace: boolean}) => void}} how called with the chosen event */
   constructor({ choose }) {
     super("roll");
     this.choose = choose;
@@ -112,7 +112,7 @@ export class Roll extends Figure {
 
   walk(event) {
     const { events, at } = this.roll;
-    onArrow(event, { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: events.length - 1 }, (to) => events[to] && this.choose(to));
+    onArrow(event, { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: events.length - 1 }, (to) => events[to] && this.choose(to, { replace: true }));
   }
 
   /** The event nearest to a click. */

@@ -21,7 +21,7 @@ export class Tree extends Figure {
   /** The text at the root. */
   rootPiece = "";
 
-  /** @param {{choose: (node: number) => void, step: (step: number) => void}} how callbacks for the chosen node and step */
+  /** @param {{choose: (node: number, how?: {replace: boolean}) => void, step: (step: number) => void}} how callbacks for the chosen node and step */
   constructor({ choose, step }) {
     super("beam");
     this.choose = choose;
@@ -147,10 +147,10 @@ export class Tree extends Figure {
     if (box) this.go(Number(box.dataset.node));
   }
 
-  go(node) {
+  go(node, how = undefined) {
     this.node = node;
     this.draw();
-    this.choose(node);
+    this.choose(node, how);
   }
 
   walk(event) {
@@ -167,7 +167,7 @@ export class Tree extends Figure {
     if (!["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home"].includes(event.key)) return;
     event.preventDefault();
     if (to === undefined || to === this.node) return;
-    this.go(to);
+    this.go(to, { replace: true });
     this.reveal();
   }
 

@@ -120,7 +120,7 @@ function build() {
   const made = {
     form: new TextAndTarget(),
     output: element("section", { class: "output", "aria-label": "Model output" }),
-    grid: new HeadGrid({ choose: (layer, head) => choose(layer, head), knock }),
+    grid: new HeadGrid({ choose, knock }),
     map: new HeatMap({ move: (row, column) => change({ cell: `${row},${column}` }, { replace: true, quiet: true }) }),
     lines: new Lines({
       choose: (row) => change({ query: row < 0 ? "" : String(row) }, { replace: true, quiet: true }),
@@ -130,7 +130,7 @@ function build() {
     about: element("div", { class: "controls about" }),
     facts: element("dl", { class: "facts" }),
     near: element("div"),
-    sweep: new HeatMap({ move: (row, column) => goTo(row, column), largest: 44 }),
+    sweep: new HeatMap({ move: goTo, largest: 44 }),
     swept: { key: "", result: null },
     left: element("div", { class: "stacked" }),
     cached: { key: "", bytes: null },
@@ -225,21 +225,22 @@ async function keysOf(map, layer, head, of) {
 }
 
 /** Opens the head of a cell of the sweep. */
-function goTo(row, head) {
+function goTo(row, head, how) {
   const rows = screen.now.trace.maps.flatMap((one) => Array.from({ length: one.layers }, (_, layer) => [one, layer]));
   const [map, layer] = rows[row];
-  change({ map: map.name, layer: String(layer), head: String(Math.min(head, map.heads - 1)), cell: "" }, { replace: true });
+  change({ map: map.name, layer: String(layer), head: String(Math.min(head, map.heads - 1)), cell: "" }, how);
 }
 
 /** The next head, in stage mode. */
 function nextHead(by) {
   const { map, layer, head } = chosen(screen.now.trace, read());
   const to = layer * map.heads + head + by;
-  if (to >= 0 && to < map.layers * map.heads) choose(Math.floor(to / map.heads), to % map.heads);
+  if (to >= 0 && to < map.layers * map.heads) choose(Math.floor(to / map.heads), to % map.heads, { replace: true });
 }
 
-function choose(layer, head) {
-  change({ layer: String(layer), head: String(head) }, { replace: true });
+/** Chooses a head; keys replace the last entry of the history. */
+function choose(layer, head, how = {}) {
+  change({ layer: String(layer), head: String(head) }, how);
 }
 
 /** Knocks out a head, or restores it. */

@@ -24,7 +24,7 @@ const CHANCE = [
 /** The elements of the page, and the last response, reused when only step or node change. */
 let screen = null;
 let last = { key: "", result: null };
-const FORGOTTEN = { prefix: "", node: "", step: "" };
+const FORGOTTEN = { prefix: "", node: "", step: "", target: "" };
 
 export const { draw, keys, next } = definePage({
   name: "decode",
@@ -33,6 +33,7 @@ export const { draw, keys, next } = definePage({
     ["← → ↑ ↓", "in the tree: previous token, best next token, tokens of the same step"],
     ["← →", "on the slider: previous step, next step"],
   ],
+  example: (run) => run.ambiguous,
   build,
   show,
   next: (by) => change({ step: String(Math.max(0, (integer(read().step) ?? 0) + by)) }, { replace: true }),
@@ -74,7 +75,7 @@ function build() {
     text: textArea("text", FORGOTTEN, { pause: 250 }),
     outputs: element("section", { class: "ways", "aria-label": "Decoding methods" }),
     tree: new Tree({
-      choose: (node) => change({ node: node < 0 ? "" : String(node) }, { replace: true }),
+      choose: (node, how) => change({ node: node < 0 ? "" : String(node) }, how),
       step: (step) => change({ step: String(step) }, { replace: true, quiet: true }),
     }),
     how: element("p", { class: "note" }),

@@ -39,7 +39,7 @@ async function show({ run, state, controls }, signal) {
 
 function build() {
   screen = {
-    large: new Overlay({ choose: (query) => change({ query: query < 0 ? "class" : String(query) }, { replace: true }) }),
+    large: new Overlay({ choose: (query) => change({ query: query < 0 ? "class" : String(query) }) }),
     small: new SmallOverlays({ choose: (head) => change({ head: String(head), view: "" }) }),
     classes: new Bars({ name: "classes" }),
   };

@@ -22,6 +22,7 @@ export const { draw, keys } = definePage({
   name: "lens",
   about: "The last norm and the output matrix applied after every layer. Only the last row is trained: it is the model’s output.",
   keys: [["← → ↑ ↓", "in the table: next position or layer"]],
+  example: (run) => run.ambiguous,
   build,
   show,
 });

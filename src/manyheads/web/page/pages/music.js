@@ -42,7 +42,7 @@ async function show({ run, state, controls }, signal) {
 function build() {
   screen = {
     about: element("p", { class: "note", role: "status" }),
-    roll: new Roll({ choose: (event) => change({ event: String(event) }, { replace: true }) }),
+    roll: new Roll({ choose: (event, how) => change({ event: String(event) }, how) }),
     distance: new Chart({ name: "by-distance", title: "Weight by distance back", across: "events back" }),
     likely: new Chart({ name: "likelihood", title: "log P of each event", across: "event" }),
     play: element("button", { type: "button", id: "play", onclick: () => startOrStop() }, "Play"),

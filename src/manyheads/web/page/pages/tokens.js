@@ -9,6 +9,7 @@ import { runChoice } from "../runs.js";
 import { change, read } from "../state.js";
 import { chips } from "../tokens.js";
 
+const PAUSE = 350; // milliseconds of a merge when it plays
 const area = textArea("text", { step: "" });
 const panels = element("div", { class: "panels" });
 
@@ -44,34 +45,59 @@ function panel(name, text, tokenized, first) {
   );
 }
 
-/** A slider over the merge steps; the step of the first panel is in the URL. */
+/** A slider over the merge steps, which starts unmerged and plays; the step of the first panel is in the URL. */
 function steps(tokenized, first) {
   const last = tokenized.steps.length - 1;
   const initial = first ? read().step : undefined;
   const place = element("div", { class: "state" });
+  const readout = element("output", { class: "readout" });
+  let timer = 0;
   const showStep = (at) => {
     const step = tokenized.steps[at];
     const isNew = (index) => at > 0 && step.merged !== "" && step.pieces[index] === step.merged && tokenized.steps[at - 1].pieces[index] !== step.merged;
     const rank = step.rank === null ? "" : `, merge ${step.rank + 1} of the vocabulary`;
     const tried = step.tried.length ? ` (${step.tried.length} longer subwords are not in the vocabulary)` : "";
     const why = step.merged ? `“${visible(step.merged)}”${rank}${tried}` : "start";
-    place.replaceChildren(
-      element("output", { class: "readout", "aria-live": "polite" }, `Step ${at} of ${last}: ${why}`),
-      chips(step.pieces, [], isNew),
-    );
+    readout.textContent = `Step ${at} of ${last}: ${why}`;
+    place.replaceChildren(chips(step.pieces, [], isNew));
   };
+  const stop = () => {
+    clearTimeout(timer);
+    timer = 0;
+    play.textContent = "Play";
+    readout.setAttribute("aria-live", "polite"); // a screen reader does not read every merge of the film
+  };
+  const tick = () => {
+    const at = Number(slider.value) + 1;
+    if (at > last || !slider.isConnected) return stop();
+    slider.value = String(at);
+    showStep(at);
+    timer = setTimeout(tick, PAUSE);
+  };
+  const start = () => {
+    if (timer) return stop();
+    if (Number(slider.value) === last) slider.value = "0";
+    showStep(Number(slider.value));
+    play.textContent = "Pause";
+    readout.setAttribute("aria-live", "off");
+    timer = setTimeout(tick, PAUSE);
+  };
+  const play = element("button", { type: "button", onclick: start }, "Play");
   const slider = element("input", {
     type: "range",
     min: "0",
     max: String(last),
-    value: initial === undefined ? String(last) : initial,
+    value: initial ?? "0",
     oninput: (event) => {
+      stop();
       showStep(Number(event.target.value));
       if (first) change({ step: event.target.value }, { replace: true, quiet: true });
     },
   });
   showStep(Number(slider.value));
-  return element("div", {}, labelled("Step", slider, "wide"), place);
+  stop();
+  if (initial === undefined && !matchMedia("(prefers-reduced-motion: reduce)").matches) start();
+  return element("div", {}, element("div", { class: "player" }, play, labelled("Step", slider)), readout, place);
 }
 
 /** The steps as an image and as a table. */

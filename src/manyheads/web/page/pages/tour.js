@@ -4,14 +4,13 @@
 import { element } from "../dom.js";
 import { limited, nothingFits } from "../fitting.js";
 import { coloured } from "../math.js";
-import { fits, pageOf } from "../pages.js";
+import { fits, pageOf, sharedState } from "../pages.js";
 import { request } from "../recording.js";
 import { runChoice, usableRuns } from "../runs.js";
 import { address, go, read } from "../state.js";
 
 export const keys = [["← →", "previous step, next step"]];
 
-const LASTING = ["run", "text", "theme", "stage", "palette"]; // the state that all steps share
 let steps = null;
 let screen = null;
 
@@ -66,9 +65,7 @@ function show(at, run, runs) {
 
 /** The address of a step: it forgets what was chosen inside the view of another. */
 function placeOf(number) {
-  const state = read();
-  const shared = Object.fromEntries(LASTING.filter((key) => key in state).map((key) => [key, state[key]]));
-  return address("tour", { ...shared, stop: String(number) });
+  return address("tour", { ...sharedState("tour", read()), stop: String(number) });
 }
 
 function move(to) {

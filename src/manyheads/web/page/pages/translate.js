@@ -17,7 +17,7 @@ const REQUESTED = 20; // some of the most probable tokens are never generated
 /** The elements of the page, reused while the text changes. */
 let screen = null;
 // Reset for a new text, which has other tokens.
-const FORGOTTEN = { prefix: "", at: "", which: "", cell: "" };
+const FORGOTTEN = { prefix: "", at: "", which: "", cell: "", target: "" };
 
 export const { draw, keys } = definePage({
   name: "translate",
@@ -92,7 +92,7 @@ function drawTranslation({ result, at, request }) {
   const buttons = pieceButtons("Tokens of the translation", result.pieces, result.log_probabilities.map(Math.exp), {
     chosen: at,
     given: request.prefix.length,
-    choose: (place) => change({ at: place === at ? "" : String(place) }, { replace: true }),
+    choose: (place) => change({ at: place === at ? "" : String(place) }),
   });
   // Keep the focus in the translation after an alternative was chosen.
   const on = document.activeElement;
