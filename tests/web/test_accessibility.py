@@ -33,6 +33,7 @@ PLACES = {
     "positions": "/positions",
     "tokens": "/tokens?run=translator",
     "translate": "/translate?run=translator&at=1",
+    "quiz": "/quiz?answers=thinking.a+why-scaled",
     "decode": "/decode?run=translator&node=0",
     "fill": "/fill?run=kinds/reader",
     "image": "/image?run=kinds/pictures",

@@ -27,7 +27,7 @@ if CHROMIUM is None:
 
 expect = playwright_api.expect
 PAGES = ("/", "/train", "/flow", "/attention", "/translate", "/decode", "/tokens")
-PAGES += ("/positions", "/lens", "/fill", "/image", "/music", "/watch", "/tour")
+PAGES += ("/positions", "/lens", "/fill", "/image", "/music", "/watch", "/tour", "/quiz")
 TRANSLATOR = f"/attention?run=translator&text={quote(SENTENCE)}"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 STOPS = ((255, 255, 255), (196, 203, 219), (132, 144, 178), (70, 82, 125), (16, 20, 48))

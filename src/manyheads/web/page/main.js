@@ -121,7 +121,7 @@ function frame(name, state) {
   document.documentElement.dataset.theme = state.theme ?? "";
   const link = (page) =>
     element("a", { href: address(page.name, sharedState(page.name, state)), "aria-current": page.name === name ? "page" : null }, page.title);
-  const shown = PAGES.filter((page) => page.name === name || !run || fits(page, run));
+  const shown = PAGES.filter((page) => page.name === name || page.everywhere || !run || fits(page, run));
   const groups = [...new Set(shown.map((page) => page.group))].map((group) =>
     element(
       "div",

@@ -17,6 +17,7 @@ const TEXTS = [...TRANSLATORS, "gpt", "bert"];
  * @property {string[]} [kinds] of models that it supports, in addition to the runs that list it in `can`;
  * all kinds if omitted
  * @property {string} [needed] what these models are called @property {string} [command] trains one of them
+ * @property {boolean} [everywhere] in the menu of every run, because it needs none
  * @property {Record<string, string>} [opens] the state with which a run opens it
  */
 
@@ -25,6 +26,7 @@ const ALL = [
   { name: "runs", group: "Start", title: "Runs" },
   { name: "tour", group: "Learn", title: "Tour", kinds: ["seq2seq"], needed: "Transformers that translate", command: "manyheads demo" },
   { name: "watch", group: "Learn", title: "Watch", kinds: TRANSLATORS.filter((kind) => kind !== "imported"), needed: "runs that translate", command: "manyheads demo" },
+  { name: "quiz", group: "Learn", title: "Quiz", kinds: [], everywhere: true },
   { name: "flow", group: "Look inside", title: "Flow", kinds: ["seq2seq", "decoder-only-seq2seq", "gpt", "bert"], needed: "Transformers that read text", command: "manyheads demo" },
   { name: "attention", group: "Look inside", title: "Attention", kinds: TEXTS, needed: "models that read text", command: "manyheads demo" },
   { name: "lens", group: "Look inside", title: "Lens", kinds: ["gpt", "seq2seq", "decoder-only-seq2seq", "imported"], needed: "language models and decoders", command: "manyheads train language data.folder=books --out runs/books" },
