@@ -209,6 +209,7 @@ def test_the_sweep_is_the_knock_out_of_every_head(page: Any, address: str) -> No
 def test_a_link_restores_what_was_seen(page: Any) -> None:
     visit(page, TRANSLATOR)
     page.get_by_role("button", name="Encoder").click()
+    page.get_by_text("Display").click()
     page.get_by_label("Sort by").select_option("entropy")
     page.get_by_role("button", name=re.compile("^layer 2, head 2")).click()
     page.get_by_role("button", name="Lines").click()

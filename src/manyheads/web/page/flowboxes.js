@@ -186,7 +186,7 @@ export class FlowBoxes extends Figure {
     const inside = {
       tokens: () => box.column.tokens.map((token) => element("span", { class: "token", "data-token": token }, visible(token))),
       sum: () => ["+"],
-      tile: () => [element("canvas", { "aria-hidden": "true" }), element("strong", {}, box.title)],
+      tile: () => [element("canvas", { "aria-hidden": "true" }), element("strong", { class: box.title.length > 8 ? "long" : "" }, box.title)],
     }[kind]();
     const made = element(
       "button",

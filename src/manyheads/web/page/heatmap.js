@@ -228,14 +228,17 @@ function assign(one, pixels) {
 
 /** Labels of rows and columns as SVG; labels are thinned out if there are many. */
 function labelText({ rows, columns }, { left, top, cell, tall, letter }) {
-  const every = (size) => Math.max(1, Math.ceil((1.8 * letter) / size));
+  const every = (size, count) => {
+    const least = (1.8 * letter) / size;
+    return least <= 1 ? 1 : ([2, 5, 10, 20, 50, 100].find((step) => step >= least) ?? count);
+  };
   const text = (label) => escaped(visible(label).slice(0, 18));
   let inside = "";
-  for (let row = 0; row < rows.length; row += every(tall)) {
+  for (let row = 0; row < rows.length; row += every(tall, rows.length)) {
     const y = top + row * tall + tall / 2 + 4;
     inside += `<text x="${left - 5}" y="${y}" text-anchor="end" data-token="${escaped(rows[row])}">${text(rows[row])}</text>`;
   }
-  for (let column = 0; column < columns.length; column += every(cell)) {
+  for (let column = 0; column < columns.length; column += every(cell, columns.length)) {
     const x = left + column * cell + cell / 2 + 3;
     inside += `<text transform="translate(${x} ${top - 5}) rotate(-50)" data-token="${escaped(columns[column])}">${text(columns[column])}</text>`;
   }

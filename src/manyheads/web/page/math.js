@@ -58,6 +58,15 @@ export function mathml(text) {
     }
   }
 
+  /** The parts without a space between them; a sum has one more. @param {string} close */
+  function denominator(close) {
+    const isSum = tokens[at] === "Σ";
+    let made = scripted();
+    if (isSum && tokens[at] === " ") at++;
+    while (at < tokens.length && tokens[at] !== close && !/^\s/.test(tokens[at]) && !ENDS.has(tokens[at])) made += scripted();
+    return made;
+  }
+
   /** Parts until a closing sign. @param {string} close @param {boolean} [past] whether to go past it */
   function row(close, past = false) {
     /** @type {string[]} */
@@ -71,7 +80,7 @@ export function mathml(text) {
         if (token.length > 1) parts.push('<mspace width="1.2em"></mspace>');
         else if (next === "/") {
           at += 2;
-          parts = [...parts.slice(0, first), `<mfrac><mrow>${parts.slice(first).join("")}</mrow><mrow>${scripted()}</mrow></mfrac>`];
+          parts = [...parts.slice(0, first), `<mfrac><mrow>${parts.slice(first).join("")}</mrow><mrow>${denominator(close)}</mrow></mfrac>`];
         } else if (before.includes("mtext") || (/^[A-Za-z]{2,}$/.test(next) && !/^[(_^]/.test(tokens[at + 1] ?? ""))) parts.push("<mtext>&#160;</mtext>");
         else if (!/^<mo>/.test(before) && !ENDS.has(next)) parts.push('<mspace width="0.17em"></mspace>');
         continue;

@@ -127,6 +127,8 @@ function build() {
       change: (top) => change({ top }),
     }),
     queryKey: new QueryKey(),
+    more: element("details", { class: "more" }),
+    display: element("div", { class: "controls" }),
     about: element("div", { class: "controls about" }),
     facts: element("dl", { class: "facts" }),
     near: element("div"),
@@ -135,6 +137,7 @@ function build() {
     left: element("div", { class: "stacked" }),
     cached: { key: "", bytes: null },
   };
+  made.more.append(element("summary", {}, "Display"), made.display);
   made.left.append(made.grid.root);
   for (const view of [made.map, made.lines]) view.root.dataset.stage = "One head";
   screen = made;
@@ -145,11 +148,14 @@ function build() {
 function controlsOf({ state, trace, map }) {
   const kinds = trace.maps.map((one) => [one.name, nameOf(one.name)]);
   const by = [["", "layer and head"], ...Object.keys(map.statistics).map((name) => [name, STATISTICS[name]])];
-  return [
-    tabs("Which attention", kinds, map.name, (value) => change({ map: value, cell: "", query: "" })),
+  screen.display.replaceChildren(
     labelled("Sort by", select(by, state.by in map.statistics ? state.by : "", (value) => change({ by: value }))),
     labelled("Palette", select([["", "white to ink"], ["viridis", "viridis"]], state.palette ?? "", (value) => change({ palette: value }))),
     labelled("Colours", select(COLOURS, state.colours === "own" ? "own" : "", (value) => change({ colours: value }))),
+  );
+  return [
+    tabs("Which attention", kinds, map.name, (value) => change({ map: value, cell: "", query: "" })),
+    screen.more,
     ["text", "continuation"].includes(trace.output.kind)
       ? element("button", { type: "button", "aria-pressed": String(state.sweep === "1"), onclick: () => change({ sweep: state.sweep === "1" ? "" : "1" }) }, "Sweep all heads")
       : null,

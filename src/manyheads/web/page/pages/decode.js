@@ -82,7 +82,7 @@ function build() {
     ways: element("div", { class: "controls" }),
     chances: new Bars({ name: "next-token", kind: "chances", series: ["model", "sampling"] }),
   };
-  return [labelled("Text", screen.text, "wide"), screen.outputs, screen.tree.root, screen.how, screen.ways, screen.chances.root];
+  return [labelled("Text", screen.text, "wide"), screen.tree.root, screen.how, screen.ways, element("div", { class: "panels" }, screen.chances.root, screen.outputs)];
 }
 
 function controlsOf(state, result) {

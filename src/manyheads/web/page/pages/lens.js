@@ -65,7 +65,9 @@ function showTable(by, state) {
   const { table, rows } = screen.now;
   const values = by === "entropy" ? table.entropy : table.probabilities.map((layer) => layer.map((top) => top[0]));
   const most = by === "entropy" ? Math.max(1e-9, ...table.entropy.flat()) : 1;
-  const last = [table.layers, table.given.length - 1];
+  // The position at which the model is least certain.
+  const output = table.entropy[table.layers];
+  const open = [table.layers, output.indexOf(Math.max(...output))];
   screen.table.show(
     {
       name: "lens",
@@ -79,7 +81,7 @@ function showTable(by, state) {
       high: most,
       what: by === "entropy" ? "entropy in bits" : "probability",
     },
-    cellOf(state.cell, last),
+    cellOf(state.cell, open),
   );
   near(...screen.table.at);
 }

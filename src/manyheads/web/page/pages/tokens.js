@@ -15,7 +15,7 @@ const panels = element("div", { class: "panels" });
 
 export const { draw, keys } = definePage({
   name: "tokens",
-  about: "A leading space is shown as ·.",
+  about: "From bytes to subwords: the merges that training has learned, one at a time. A leading space is shown as ·.",
   keys: [["← →", "on the slider: previous merge, next merge"]],
   build: () => [labelled("Text", area, "wide"), panels],
   show,

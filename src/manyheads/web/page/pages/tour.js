@@ -25,6 +25,7 @@ export async function draw(place, state, signal) {
   const step = steps[at];
   const page = await import(`./${step.page}.js`);
   if (signal.aborted) return;
+  screen.live.dataset.page = step.page;
   const { stop, ...inner } = state;
   await page.draw(screen.live, { text: run.example, ...step.state, ...inner, run: run.name }, signal);
 }

@@ -67,12 +67,15 @@ function build() {
     gold: new HeatMap(),
     note: element("p", { class: "note", role: "status" }),
   };
-  const maps = element("div", { class: "panels" }, made.map.root, made.gold.root);
   screen = made;
   return [
     labelled("Text", made.text, "wide"),
-    element("div", { class: "panels" }, element("div", { class: "stacked" }, made.translation, made.alternatives), made.list),
-    element("section", { class: "alignment", "aria-label": "Alignment" }, made.which, made.note, maps),
+    element(
+      "div",
+      { class: "panels" },
+      element("div", { class: "stacked" }, made.translation, made.alternatives, made.list),
+      element("section", { class: "stacked", "aria-label": "Alignment" }, element("div", {}, made.which, made.note), made.map.root, made.gold.root),
+    ),
   ];
 }
 
