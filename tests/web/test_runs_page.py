@@ -111,10 +111,12 @@ def test_colours_up_to_the_greatest_of_a_map(page: Any) -> None:
         assert (drawn == last).all(-1).any(), selector
 
 
-def needs_quiet_cores() -> None:
+def hold_to_budget(seconds: float, budget: float) -> None:
+    """A budget is for quiet cores: a busy machine may keep it, but cannot break it."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if load > cores:
-        pytest.skip(f"seconds say nothing at a load of {load:.1f} on {cores} cores")
+    if seconds >= budget and load > 2 * cores:
+        pytest.skip(f"{seconds:.1f} s say nothing at a load of {load:.1f} on {cores} cores")
+    assert seconds < budget
 
 
 def drawn_within(page: Any, places: list[str]) -> float:
@@ -142,8 +144,7 @@ def test_many_heads_are_drawn_within_the_budget(page: Any, tokens: int) -> None:
     megabytes = (held["usedSize"] + held.get("backingStorageSize", 0)) / 2**20
     print(f"{tokens} tokens: {seconds:.2f} s, {megabytes:.0f} MB, load {os.getloadavg()[0]:.1f}")
     assert megabytes < MEGABYTES
-    needs_quiet_cores()
-    assert seconds < SECONDS[tokens]
+    hold_to_budget(seconds, SECONDS[tokens])
 
 
 @pytest.mark.slow
@@ -161,5 +162,4 @@ def test_the_first_translation_is_drawn_within_the_budget(
         seconds = time.perf_counter() - begun
         single.close()
     print(f"first Translate: {seconds:.2f} s, load {os.getloadavg()[0]:.1f}")
-    needs_quiet_cores()
-    assert seconds < 1.5
+    hold_to_budget(seconds, 1.5)

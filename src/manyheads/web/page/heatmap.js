@@ -97,7 +97,8 @@ export class HeatMap extends Figure {
     const right = Math.min(100, 14 + letter * 0.65 * longest(columns));
     const fit = Math.floor((room - left - right) / columns.length);
     const staged = this.root.classList.contains("staged"); // as large as the window allows
-    const largest = staged ? Math.floor((this.root.clientHeight - top - 90) / rows.length) : this.largest;
+    // A map grows with its card, as long as it fits the window.
+    const largest = staged ? Math.floor((this.root.clientHeight - top - 90) / rows.length) : Math.max(this.largest, Math.min(60, Math.floor((0.55 * innerHeight) / rows.length)));
     const cell = Math.max(columns.length > 128 ? 1 : 3, Math.min(staged ? 1.7 * largest : largest, fit));
     const flat = rows.length <= 10 || columns.length > 4 * rows.length;
     const tall = staged ? Math.min(cell, largest) : flat ? Math.max(cell, Math.min(20, Math.floor(400 / rows.length)) ) : cell;

@@ -130,7 +130,11 @@ function frame(name, state) {
       ...shown.filter((page) => page.group === group).map(link),
     ),
   );
-  document.getElementById("pages").replaceChildren(...groups);
+  const menu = document.getElementById("pages");
+  menu.replaceChildren(...groups);
+  // On a phone the menu is one line that scrolls.
+  const current = /** @type {HTMLElement|null} */ (menu.querySelector("[aria-current]"));
+  if (current && menu.scrollWidth > menu.clientWidth) menu.scrollLeft = current.offsetLeft + (current.parentElement?.offsetLeft ?? 0) - menu.clientWidth / 2;
   document.getElementById("tools").replaceChildren(
     ...recordedTexts(name, state),
     tool("Stage", Boolean(state.stage), toggleStage),

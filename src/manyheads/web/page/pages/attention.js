@@ -70,7 +70,16 @@ async function show({ run, state, text, controls }, signal) {
 /** The map, layer and head in the state. */
 function chosen({ maps }, state) {
   const map = maps.find((one) => one.name === state.map) ?? maps.at(-1);
-  return { map, layer: limited(state.layer, map.layers), head: limited(state.head, map.heads) };
+  const [layer, head] = state.layer === undefined && state.head === undefined ? firstHead(map) : [0, 0];
+  return { map, layer: limited(state.layer, map.layers, layer), head: limited(state.head, map.heads, head) };
+}
+
+/** The head to begin with: of cross-attention the one with the least entropy, which aligns words most sharply. @param {import("../headgrid.js").AttentionMap} map */
+function firstHead({ name, heads, statistics }) {
+  if (name !== "decoder.cross" || !statistics.entropy) return [0, 0];
+  const all = statistics.entropy.flat();
+  const at = all.indexOf(Math.min(...all));
+  return [Math.floor(at / heads), at % heads];
 }
 
 /** All heads as small maps, cached for the same text. */
