@@ -86,6 +86,8 @@ def tokenize(
     from manyheads.tokenizer.tokenizer import Tokenizer
     from manyheads.tokenizer.trace import Step
 
+    if not run.exists():
+        raise UserError(f"no folder or file {run}: check the path")
     tokenizer = read_tokenizer(run) if run.is_dir() else Tokenizer.load(run)
     joined = " ".join(text)
     ids = tokenizer.encode(joined)

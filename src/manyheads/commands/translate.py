@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Annotated
 
+import typer
+
 from manyheads.commands import options
 from manyheads.commands.options import option
 from manyheads.commands.shared import (
@@ -18,6 +20,7 @@ from manyheads.errors import UserError
 
 
 def translate(
+    context: typer.Context,
     run: options.RunFolder,
     words: options.InputAndDecode = None,
     beam: options.Beam = None,
@@ -70,6 +73,9 @@ def translate(
         others=others or (),
         only_torch="sampling with a seed" if sample else "such n-best lists" if n_best > 1 else "",
     )
+    is_translator = loaded.run.task == "translation" and loaded.run.data is not None
+    if context.info_name == "summarize" and is_translator:
+        raise UserError(f"{run} was trained to translate: use manyheads translate")
     width = [] if beam is None else [f"decode.beam={beam}"]
     loaded = replace(loaded, run=override_all(loaded.run, [*settings, *width]))
     translator = loaded.translator(beam=max(loaded.run.decode.beam, n_best))
