@@ -54,7 +54,7 @@ def export(folder: Path, to: Path) -> Path:
 
 async def _record(folder: Path, runs: list[dict[str, Any]]) -> dict[str, Any]:
     recorder = Recorder(folder)
-    for file in ("tour.json", "watchview.js"):
+    for file in ("tour.json", *sorted(path.name for path in PAGE.glob("watch*.js"))):
         await recorder.get(f"/page/{file}")
     await recorder.get("/api/runs", change=lambda answer: {**answer, "runs": runs})
     texts = {run["name"]: _texts(recorder.library, run) for run in runs}

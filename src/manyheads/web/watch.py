@@ -10,9 +10,19 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from manyheads.decode.generate import Generator
 from manyheads.decode.translate import Translator
 from manyheads.loading import TorchRun
-from manyheads.tasks.probes import FOLDER, PROBES, SENTENCES, WEIGHTS, score
+from manyheads.models.gpt import Gpt
+from manyheads.tasks.probes import (
+    FOLDER,
+    PROBES,
+    SENTENCES,
+    WEIGHTS,
+    continue_prompts,
+    score,
+    score_texts,
+)
 from manyheads.train.checkpoint import read_tensors
 from manyheads.web.heads import HeadId, knocked_out
 from manyheads.web.library import Library
@@ -52,7 +62,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 async def removed(request: Request) -> Response:
-    """POST {run, step, sentence, off}: translation and log P without heads, at a step."""
+    """POST {run, step, sentence, off}: output and log P without heads, at a step."""
     fields = await Fields.of_body(request)
     library: Library = request.app.state.library
     return await run_in_threadpool(_removed, fields, library)
@@ -74,6 +84,8 @@ def _removed(fields: Fields, library: Library) -> Response:
     sentences = json.loads((folder / SENTENCES).read_text("utf-8"))
     if number >= len(sentences):
         raise Problem(400, f"'sentence' must be an integer from 0 to {len(sentences) - 1}")
+    if "source" not in sentences[number]:
+        raise Problem(400, f"{run} has pictures as examples: choose a run that reads text")
     with library.model(run) as opened, torch.inference_mode():
         model = copy.deepcopy(opened.model)
         tensors, _ = read_tensors(path)
@@ -84,6 +96,8 @@ def _removed(fields: Fields, library: Library) -> Response:
 def _without(
     opened: TorchRun, model: Any, heads_off: list[HeadId], sentence: dict[str, Any]
 ) -> dict[str, Any]:
+    if isinstance(model, Gpt):
+        return _continuation_without(opened, model, heads_off, sentence)
     decode = opened.decode(beam=1, max_length_ratio=1.0, max_length_extra=6)
     translator = Translator(model, opened.tokenizer, decode)
     special, tokenizer = translator.special_tokens, translator.tokenizer
@@ -93,6 +107,17 @@ def _without(
         _, log_probs = score(model, special, [source], [tokenizer.encode(sentence["target"])])
     text = tokenizer.decode(hypotheses[0].tokens) if hypotheses else ""
     return {"text": text, "reference_log_probs": log_probs[0]}
+
+
+def _continuation_without(
+    opened: TorchRun, model: Gpt, heads_off: list[HeadId], sentence: dict[str, Any]
+) -> dict[str, Any]:
+    ids, prompt = sentence["ids"], sentence["ids"][: len(sentence["source_tokens"])]
+    generator = Generator(model, opened.tokenizer, opened.decode(beam=1))
+    with knocked_out(model, heads_off):
+        [output] = continue_prompts(generator, [prompt], len(ids))
+        _, log_probs = score_texts(model, [ids])
+    return {"text": opened.tokenizer.decode(output), "reference_log_probs": log_probs[0]}
 
 
 ROUTES = [

@@ -1,5 +1,5 @@
-// Watch it learn: one sentence over training. The loss curve is the time axis; cross-attention runs
-// as ribbons between source and translation.
+// Watch it learn: one example over training. The loss curve is the time axis. A sentence has its
+// cross-attention as ribbons, a text its self-attention as arcs, a picture that of each head over it.
 
 import { get, post } from "../api.js";
 import { checkbox, element, escaped, labelled, select, tabs } from "../dom.js";
@@ -7,19 +7,33 @@ import { saveFile } from "../exports.js";
 import { inflated, request } from "../recording.js";
 import { chosenRun, lead, runChoice, usableRuns } from "../runs.js";
 import { change } from "../state.js";
-import {
-  alignmentOf,
-  drawWatch,
-  HEAD_COLOURS,
-  layout,
-  momentAt,
-  nearest,
-  positionOf,
-  stepAt,
-} from "../watchview.js";
+import { alignmentOf, HEAD_COLOURS, kindOf, momentAt, nearest, positionOf, stepAt } from "../watchparts.js";
+import { pictureAt, pictureText } from "../watchpictures.js";
+import { drawWatch, layout } from "../watchview.js";
 
 const EVERY = 1500; // milliseconds between two requests
 const SECONDS = 6; // of a film
+const MODULES = ["watchparts.js", "watchlanguage.js", "watchpictures.js", "watchview.js"]; // of a saved file
+
+/** The words of the page for each kind of example; `attention` names the heads that can be removed. */
+const KINDS = {
+  translation: {
+    lead: "One sentence while the model learns. Ribbons are cross-attention, one colour a head, as wide as the weight. Drag along the loss curve.",
+    example: "Sentence",
+    written: "Translation written so far",
+    attention: "decoder.cross",
+  },
+  language: {
+    lead: "A held-out text while the model learns. Arcs are self-attention, one colour a head; bars are P of each token. Drag along the loss curve.",
+    example: "Text",
+    written: "Text read so far",
+    attention: "decoder.self",
+  },
+  images: {
+    lead: "Held-out pictures while the model learns to name them. Each head colours the patches that it attends to. Drag along the loss curve.",
+    example: "Picture",
+  },
+};
 
 export const keys = [
   ["← →", "previous probe, next probe"],
@@ -36,7 +50,7 @@ export async function draw(place, state, signal) {
   const heading = element("h1", {}, `Watch ${run.name} learn`);
   const choice = element("form", { class: "controls", onsubmit: (event) => event.preventDefault() }, runChoice(runs, run.name));
   if (!source.probes.length) {
-    const hint = "This run has no probes. Runs that translate record them while they train (train.probes=40): manyheads demo --open.";
+    const hint = "This run has no probes. Models that translate, write or name pictures record them while they train (train.probes=40): manyheads demo --open.";
     place.replaceChildren(heading, choice, element("p", { class: "lead", role: "status" }, hint));
     poll(source, signal, () => source.probes.length && draw(place, state, signal));
     return;
@@ -49,20 +63,31 @@ async function refresh(source, signal) {
   const answer = await get("/api/probes", { run: source.run, since: source.next, version: source.version }, signal);
   if (answer.reset) source.probes = [];
   for (const probe of answer.records) source.probes.push(await unpacked(probe));
-  Object.assign(source, { next: answer.next, version: answer.version, sentences: answer.sentences, weights: answer.weights });
+  if (answer.reset || !source.sentences.length) source.sentences = await Promise.all(answer.sentences.map(withBytes));
+  Object.assign(source, { next: answer.next, version: answer.version, weights: answer.weights });
   return answer.reset || answer.records.length > 0;
 }
 
+/** Bytes from zlib and base64. @param {string} text */
+async function bytesOf(text) {
+  const packed = Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
+  return new Uint8Array(await inflated(packed).arrayBuffer());
+}
+
 /** A probe with its attention as bytes. */
-async function unpacked(probe) {
+export async function unpacked(probe) {
   const sentences = await Promise.all(
-    probe.sentences.map(async ({ attention, ...rest }) => {
-      const packed = Uint8Array.from(atob(attention), (sign) => sign.charCodeAt(0));
-      return { ...rest, attention, weights: new Uint8Array(await inflated(packed).arrayBuffer()) };
-    }),
+    probe.sentences.map(async ({ attention, ...rest }) => ({ ...rest, weights: await bytesOf(attention) })),
   );
   return { ...probe, sentences };
 }
+
+/** An example with its pixels as bytes. */
+export async function withBytes({ pixels, ...rest }) {
+  return pixels ? { ...rest, bytes: await bytesOf(pixels) } : rest;
+}
+
+const base64Of = (bytes) => btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
 
 function poll(source, signal, act) {
   const again = async () => {
@@ -87,6 +112,8 @@ class Watch {
   constructor(place, heading, choice, source, state, signal) {
     this.source = source;
     this.signal = signal;
+    this.kind = kindOf(source);
+    const words = KINDS[this.kind];
     const [layers] = source.probes[0].sentences[0].shape;
     const step = state.step === undefined ? Infinity : Number(state.step);
     this.moment = {
@@ -119,20 +146,21 @@ class Watch {
       element("div", { class: "below" }, this.status, this.saving()),
     );
     const shorten = (text) => (text.length > 60 ? `${text.slice(0, 57)}…` : text);
-    const sentences = source.sentences.map((sentence, number) => [String(number), shorten(sentence.source)]);
+    const nameOf = (example, number) => (example.label === undefined ? shorten(example.source.trim()) : `${number + 1}: ${example.label}`);
+    const sentences = source.sentences.map((example, number) => [String(number), nameOf(example, number)]);
     choice.append(
-      labelled("Sentence", select(sentences, String(this.moment.sentence), (value) => change({ sentence: value }))),
+      labelled(words.example, select(sentences, String(this.moment.sentence), (value) => change({ sentence: value }))),
       labelled("Layer", tabs("Layer", Array.from({ length: layers }, (_, n) => [String(n), String(n + 1)]), String(this.moment.layer), (value) => change({ layer: value }))),
-      labelled("Translation written so far", this.writing),
+      words.written ? labelled(words.written, this.writing) : "",
       this.playing,
     );
-    if (source.weights.length) {
-      choice.append(checkbox("Remove heads by clicking", state.remove === "1", (on) => change({ remove: on ? "1" : "" }, { replace: true })));
+    this.removes = state.remove === "1" && source.weights.length > 0 && Boolean(words.attention);
+    if (source.weights.length && words.attention) {
+      choice.append(checkbox("Remove heads by clicking", this.removes, (on) => change({ remove: on ? "1" : "" }, { replace: true })));
     }
-    this.removes = state.remove === "1" && source.weights.length > 0;
     place.replaceChildren(
       heading,
-      lead("One sentence while the model learns. Ribbons are cross-attention, one colour a head, as wide as the weight. Drag along the loss curve."),
+      lead(words.lead),
       choice,
       this.heads,
       figure,
@@ -169,7 +197,8 @@ class Watch {
     this.last = source.probes.length - 1;
     const width = Math.floor(canvas.parentElement.clientWidth - 24);
     if (width < 50) return;
-    this.box = layout(width);
+    const [, heads] = source.probes[0].sentences[0].shape;
+    this.box = layout(width, this.kind, heads, source.sentences.length);
     const fine = devicePixelRatio || 1;
     canvas.width = this.box.width * fine;
     canvas.height = this.box.height * fine;
@@ -181,11 +210,12 @@ class Watch {
     const step = stepAt(source, moment.at);
     canvas.setAttribute("aria-valuemax", String(source.probes.at(-1).step));
     canvas.setAttribute("aria-valuenow", String(step));
-    canvas.setAttribute("aria-valuetext", `step ${step}: ${probe.text || "nothing"}`);
+    const output = this.kind === "images" ? pictureText(source, moment) : probe.text;
+    canvas.setAttribute("aria-valuetext", `step ${step}: ${output || "nothing"}`);
     this.writing.max = String(probe.shape[2] - 1);
     this.writing.value = String(moment.token < 0 ? probe.shape[2] - 1 : moment.token);
-    this.status.textContent = `step ${step}: ${probe.text || "(nothing)"}`;
-    this.legend(probe.shape[1]);
+    this.status.textContent = `step ${step}: ${output || "(nothing)"}`;
+    this.legend(heads);
   }
 
   legend(heads) {
@@ -233,7 +263,7 @@ class Watch {
     }
     const step = nearest(source, moment).step;
     moment.at = Math.round(moment.at);
-    const off = [...this.off].map((head) => `decoder.cross.${moment.layer}.${head}`);
+    const off = [...this.off].map((head) => `${KINDS[this.kind].attention}.${moment.layer}.${head}`);
     const answer = await post("/api/probes/removed", { run: source.run, step, sentence: moment.sentence, off }, this.signal);
     const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
     const before = sum(nearest(source, moment).sentences[moment.sentence].reference_log_probs);
@@ -262,6 +292,10 @@ class Watch {
 
   press(event) {
     this.stop();
+    if (this.kind === "images") {
+      const at = pictureAt(this.box, this.source.sentences.length, event.offsetX, event.offsetY);
+      if (at >= 0) change({ sentence: String(at) });
+    }
     if (event.offsetY < this.box.axis - 10) return;
     this.canvas.setPointerCapture(event.pointerId);
     this.go(momentAt(this.box, this.source, event.offsetX));
@@ -271,8 +305,8 @@ class Watch {
     if (event.buttons && this.canvas.hasPointerCapture(event.pointerId)) {
       this.go(momentAt(this.box, this.source, event.offsetX));
     } else if (Math.abs(event.offsetY - this.box.target) < 20) {
-      const count = this.source.sentences[this.moment.sentence].target_tokens.length;
-      this.look(Math.floor((event.offsetX / this.box.width) * count));
+      const away = this.box.centres.map((centre) => Math.abs(centre - event.offsetX));
+      this.look(away.indexOf(Math.min(...away)));
     } else this.look(-1);
   }
 
@@ -351,11 +385,13 @@ class Watch {
 
   /** One file with the data, the drawing module and a player; it opens without a server. */
   async html() {
-    const module = (await (await request("/page/watchview.js")).text()).replace(/^export /gm, "");
-    const { run, sentences } = this.source;
+    const texts = await Promise.all(MODULES.map(async (name) => (await request(`/page/${name}`)).text()));
+    const module = texts.map((text) => text.replace(/^import .*;$/gm, "").replace(/^export /gm, "")).join("\n");
+    const { run } = this.source;
+    const sentences = this.source.sentences.map(({ bytes, ...rest }) => (bytes ? { ...rest, bytes: base64Of(bytes) } : rest));
     const probes = this.source.probes.map((probe) => ({
       ...probe,
-      sentences: probe.sentences.map(({ weights, attention, ...rest }) => ({ ...rest, weights: btoa(String.fromCharCode(...weights)) })),
+      sentences: probe.sentences.map(({ weights, ...rest }) => ({ ...rest, weights: base64Of(weights) })),
     }));
     const data = JSON.stringify({ run, sentences, probes }).replaceAll("<", "\\u003c");
     const { sentence, layer } = this.moment;
@@ -364,12 +400,14 @@ class Watch {
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>body{font:16px/1.5 system-ui,sans-serif;margin:1.5rem;background:#fbfbfa;color:#1b1c1d}canvas{display:block;touch-action:none}</style></head>
 <body><h1>Watch ${escaped(run)} learn</h1>
-<p>Ribbons are cross-attention, one colour a head, as wide as the weight. Drag along the loss curve, or press Space.</p>
+<p>${escaped(KINDS[this.kind].lead)} Or press Space.</p>
 <div><canvas tabindex="0" aria-label="Training step: arrow keys, Space plays"></canvas></div>
 <script type="module">
 ${module}
 const story = ${data};
-for (const probe of story.probes) for (const one of probe.sentences) one.weights = Uint8Array.from(atob(one.weights), (sign) => sign.charCodeAt(0));
+const bytesOf = (text) => Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
+for (const probe of story.probes) for (const one of probe.sentences) one.weights = bytesOf(one.weights);
+for (const one of story.sentences) if (one.bytes) one.bytes = bytesOf(one.bytes);
 const moment = { at: story.probes.length - 1, sentence: ${sentence}, layer: ${layer}, hidden: new Set(), token: -1, focus: -1 };
 const theme = { panel: "#ffffff", text: "#1b1c1d", quiet: "#5c6166", edge: "#d5d8db", strong: "#0b5cad", alarm: "#a4161a" };
 playStory(document.querySelector("canvas"), story, moment, theme).play();
