@@ -34,7 +34,7 @@ KINDS = ("translator", "writer", "pictures")
 DRAWN = """async ({ run, at, layer }) => {
   const { drawWatch, layout } = await import("/page/watchview.js");
   const { kindOf } = await import("/page/watchparts.js");
-  const { unpacked, withBytes } = await import("/page/pages/watch.js");
+  const { unpacked, withBytes } = await import("/page/probes.js");
   const answer = await (await fetch(`/api/probes?run=${run}&since=0`)).json();
   const probes = await Promise.all(answer.records.map(unpacked));
   const sentences = await Promise.all(answer.sentences.map(withBytes));

@@ -146,6 +146,7 @@ class Recorder:
     async def run(self, run: str) -> None:
         """What Watch, Train and Runs show; then the requests that look for new lines."""
         await self.get("/api/settings", run=run)
+        await self.get("/api/probes", _without_weights, run=run, last=1)
         for path in ("/api/probes", "/api/metrics"):
             since, version, more = 0, "", True
             while more:

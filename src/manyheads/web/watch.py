@@ -33,7 +33,10 @@ MOST_OFF = 64  # heads to remove in one request
 
 
 async def probes(request: Request) -> Response:
-    """GET ?run&since&version: the sentences, and the probes after byte `since` of their file."""
+    """GET ?run&since&version: the examples, and the probes after byte `since` of their file.
+
+    With `last=1` only the last probe of the first example, for a small picture.
+    """
     fields = Fields.of_query(request)
     library: Library = request.app.state.library
     return await run_in_threadpool(_probes, fields, library)
@@ -47,6 +50,10 @@ def _probes(fields: Fields, library: Library) -> Response:
         answer["sentences"] = json.loads((folder / SENTENCES).read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
         answer["sentences"] = []
+    if fields.number("last", 1):
+        last = answer["records"][-1:]
+        answer["records"] = [{**probe, "sentences": probe["sentences"][:1]} for probe in last]
+        answer["sentences"] = answer["sentences"][:1]
     answer["weights"] = sorted(
         int(path.stem) for path in (folder / WEIGHTS).glob("*.safetensors") if path.stem.isdecimal()
     )
@@ -56,7 +63,8 @@ def _probes(fields: Fields, library: Library) -> Response:
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-        return record if isinstance(record["step"], int) else None
+        is_probe = isinstance(record["step"], int) and isinstance(record["sentences"], list)
+        return record if is_probe else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 

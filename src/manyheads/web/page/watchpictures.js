@@ -28,7 +28,7 @@ export function pictureLayout({ left, right, top, narrow }, heads, examples) {
 const drawn = new WeakMap();
 
 /** @param {import("./watchparts.js").Example} example */
-function pictureOf(example) {
+export function pictureOf(example) {
   const made = drawn.get(example);
   if (made) return made;
   const [height, width, channels] = example.size;

@@ -1,14 +1,16 @@
 // Watch it learn: one example over training. The loss curve is the time axis. A sentence has its
 // cross-attention as ribbons, a text its self-attention as arcs, a picture that of each head over it.
 
-import { get, post } from "../api.js";
+import { post } from "../api.js";
 import { checkbox, element, escaped, labelled, select, tabs } from "../dom.js";
 import { saveFile } from "../exports.js";
-import { inflated, request } from "../recording.js";
+import { refresh, sourceOf } from "../probes.js";
+import { request } from "../recording.js";
 import { chosenRun, lead, runChoice, usableRuns } from "../runs.js";
+import { exampleName, outputAt } from "../samples.js";
 import { change } from "../state.js";
 import { alignmentOf, HEAD_COLOURS, kindOf, momentAt, nearest, positionOf, stepAt } from "../watchparts.js";
-import { pictureAt, pictureText } from "../watchpictures.js";
+import { pictureAt } from "../watchpictures.js";
 import { drawWatch, layout } from "../watchview.js";
 
 const EVERY = 1500; // milliseconds between two requests
@@ -45,7 +47,7 @@ export const keys = [
 export async function draw(place, state, signal) {
   const runs = await usableRuns(signal);
   const run = chosenRun(runs, state.run);
-  const source = { run: run.name, next: 0, version: "", probes: [], sentences: [], weights: [] };
+  const source = sourceOf(run.name);
   await refresh(source, signal);
   const heading = element("h1", {}, `Watch ${run.name} learn`);
   const choice = element("form", { class: "controls", onsubmit: (event) => event.preventDefault() }, runChoice(runs, run.name));
@@ -56,35 +58,6 @@ export async function draw(place, state, signal) {
     return;
   }
   new Watch(place, heading, choice, source, state, signal);
-}
-
-/** Requests new probes; returns true if there were any. */
-async function refresh(source, signal) {
-  const answer = await get("/api/probes", { run: source.run, since: source.next, version: source.version }, signal);
-  if (answer.reset) source.probes = [];
-  for (const probe of answer.records) source.probes.push(await unpacked(probe));
-  if (answer.reset || !source.sentences.length) source.sentences = await Promise.all(answer.sentences.map(withBytes));
-  Object.assign(source, { next: answer.next, version: answer.version, weights: answer.weights });
-  return answer.reset || answer.records.length > 0;
-}
-
-/** Bytes from zlib and base64. @param {string} text */
-async function bytesOf(text) {
-  const packed = Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
-  return new Uint8Array(await inflated(packed).arrayBuffer());
-}
-
-/** A probe with its attention as bytes. */
-export async function unpacked(probe) {
-  const sentences = await Promise.all(
-    probe.sentences.map(async ({ attention, ...rest }) => ({ ...rest, weights: await bytesOf(attention) })),
-  );
-  return { ...probe, sentences };
-}
-
-/** An example with its pixels as bytes. */
-export async function withBytes({ pixels, ...rest }) {
-  return pixels ? { ...rest, bytes: await bytesOf(pixels) } : rest;
 }
 
 const base64Of = (bytes) => btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
@@ -145,9 +118,7 @@ class Watch {
       this.canvas,
       element("div", { class: "below" }, this.status, this.saving()),
     );
-    const shorten = (text) => (text.length > 60 ? `${text.slice(0, 57)}…` : text);
-    const nameOf = (example, number) => (example.label === undefined ? shorten(example.source.trim()) : `${number + 1}: ${example.label}`);
-    const sentences = source.sentences.map((example, number) => [String(number), nameOf(example, number)]);
+    const sentences = source.sentences.map((example, number) => [String(number), exampleName(example, number)]);
     choice.append(
       labelled(words.example, select(sentences, String(this.moment.sentence), (value) => change({ sentence: value }))),
       labelled("Layer", tabs("Layer", Array.from({ length: layers }, (_, n) => [String(n), String(n + 1)]), String(this.moment.layer), (value) => change({ layer: value }))),
@@ -210,11 +181,11 @@ class Watch {
     const step = stepAt(source, moment.at);
     canvas.setAttribute("aria-valuemax", String(source.probes.at(-1).step));
     canvas.setAttribute("aria-valuenow", String(step));
-    const output = this.kind === "images" ? pictureText(source, moment) : probe.text;
-    canvas.setAttribute("aria-valuetext", `step ${step}: ${output || "nothing"}`);
+    const output = outputAt(source, Math.round(moment.at), moment.sentence);
+    canvas.setAttribute("aria-valuetext", `step ${step}: ${output}`);
     this.writing.max = String(probe.shape[2] - 1);
     this.writing.value = String(moment.token < 0 ? probe.shape[2] - 1 : moment.token);
-    this.status.textContent = `step ${step}: ${output || "(nothing)"}`;
+    this.status.textContent = `step ${step}: ${output}`;
     this.legend(heads);
   }
 
