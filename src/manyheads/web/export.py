@@ -43,7 +43,7 @@ def export(folder: Path, to: Path) -> Path:
     """Write the static page of a translation run, or of all such runs in a folder."""
     check_folder(folder)
     runs = [summary(name, path) for name, path in Library(folder).folders().items()]
-    runs = [run for run in runs if run.get("kind") == "seq2seq"]
+    runs = [{**run, "kept": []} for run in runs if run.get("kind") == "seq2seq"]
     if not runs:
         raise UserError(f"{folder} holds no Transformer that translates: --export needs one")
     recording = asyncio.run(_record(folder, runs))

@@ -19,7 +19,7 @@ from manyheads.errors import UserError
 from manyheads.run import SCORES, SETTINGS, Run, read_run
 from manyheads.summary import count_parameters
 from manyheads.tasks.probes import FOLDER as PROBE_FOLDER
-from manyheads.tasks.probes import PROBES
+from manyheads.tasks.probes import PROBES, WEIGHTS
 from manyheads.tasks.spec import EXAMPLE
 from manyheads.tasks.translation import language_pair
 from manyheads.train.optimizer import Train, learning_rate
@@ -79,6 +79,7 @@ def _summary(name: str, folder: Path, *stamps: tuple[int, int]) -> dict[str, Any
         "command": command(folder),
         "losses": losses(records),
         "probed": any(size for _, size in stamps[3:]),
+        "kept": kept_steps(folder),
         "parameters": parameters,
         "steps": run.train.steps if run.train.epochs is None else None,
         "step": max((r["step"] for r in records), default=0),
@@ -94,6 +95,12 @@ def losses(records: list[dict[str, Any]]) -> list[list[float]]:
     points = [[r["step"], r["loss"]] for r in records if r["split"] == "train" and "loss" in r]
     chosen = np.linspace(0, len(points) - 1, min(SPARKS, len(points))).round().astype(int)
     return [points[at] for at in chosen]
+
+
+def kept_steps(folder: Path) -> list[int]:
+    """The steps of a training whose weights were kept (train.probe_weights)."""
+    files = (folder / PROBE_FOLDER / WEIGHTS).glob("*.safetensors")
+    return sorted(int(path.stem) for path in files if path.stem.isdecimal())
 
 
 def command(folder: Path) -> str:

@@ -18,6 +18,7 @@ from manyheads.web.responses import Fields, Problem
 from manyheads.web.runs import summary
 
 NAME = "demo"
+COMMAND = ("demo",)  # of manyheads
 STOP_SECONDS = 30  # to save a checkpoint
 MESSAGE_BYTES = 300  # at the end of the process's messages
 
@@ -55,8 +56,8 @@ class DemoTraining:
             reason = self.refusal()
             if reason:
                 raise Problem(409 if self.is_local else 403, reason, "training")
-            self._messages = tempfile.TemporaryFile()
-            command = [sys.executable, "-m", "manyheads", "demo", "--out", str(self.out)]
+            self._messages = tempfile.TemporaryFile()  # noqa: SIM115 (open while it trains)
+            command = [sys.executable, "-m", "manyheads", *COMMAND, "--out", str(self.out)]
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=self._messages, stderr=self._messages
             )

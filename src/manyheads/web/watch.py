@@ -1,7 +1,7 @@
 """Endpoints of the Watch page: the probes of a training, and heads removed at a step of it."""
 
-import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,16 +18,14 @@ from manyheads.tasks.probes import (
     FOLDER,
     PROBES,
     SENTENCES,
-    WEIGHTS,
     continue_prompts,
     score,
     score_texts,
 )
-from manyheads.train.checkpoint import read_tensors
 from manyheads.web.heads import HeadId, knocked_out
 from manyheads.web.library import Library
 from manyheads.web.responses import Fields, Problem, json_answer
-from manyheads.web.runs import read_records
+from manyheads.web.runs import kept_steps, read_records
 
 MOST_OFF = 64  # heads to remove in one request
 
@@ -46,18 +44,22 @@ def _probes(fields: Fields, library: Library) -> Response:
     folder = library.find(fields.text("run")) / FOLDER
     since = fields.number("since", 2**53) or 0
     answer = read_records(folder / PROBES, since, fields.text("version", ""), _parse)
-    try:
-        answer["sentences"] = json.loads((folder / SENTENCES).read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        answer["sentences"] = []
+    answer["sentences"] = _examples(folder.parent)
     if fields.number("last", 1):
         last = answer["records"][-1:]
         answer["records"] = [{**probe, "sentences": probe["sentences"][:1]} for probe in last]
         answer["sentences"] = answer["sentences"][:1]
-    answer["weights"] = sorted(
-        int(path.stem) for path in (folder / WEIGHTS).glob("*.safetensors") if path.stem.isdecimal()
-    )
+    answer["weights"] = kept_steps(folder.parent)
     return JSONResponse(answer)
+
+
+def _examples(folder: Path) -> list[dict[str, Any]]:
+    """The examples of a run's probes; none if they cannot be read."""
+    try:
+        examples = json.loads((folder / FOLDER / SENTENCES).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return []
+    return examples if isinstance(examples, list) else []
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -83,22 +85,13 @@ def _removed(fields: Fields, library: Library) -> Response:
     if not isinstance(names, list) or len(names) > MOST_OFF:
         raise Problem(400, f"'off' must be a list of at most {MOST_OFF} heads")
     heads_off = [HeadId.parse(str(name)) for name in names]
-    folder = library.find(run) / FOLDER
-    path = folder / WEIGHTS / f"{step}.safetensors"
-    if not path.is_file():
-        raise Problem(
-            404, f"no weights of step {step}: train with train.probe_weights=true", "no-weights"
-        )
-    sentences = json.loads((folder / SENTENCES).read_text("utf-8"))
+    sentences = _examples(library.find(run))
     if number >= len(sentences):
         raise Problem(400, f"'sentence' must be an integer from 0 to {len(sentences) - 1}")
     if "source" not in sentences[number]:
         raise Problem(400, f"{run} has pictures as examples: choose a run that reads text")
-    with library.model(run) as opened, torch.inference_mode():
-        model = copy.deepcopy(opened.model)
-        tensors, _ = read_tensors(path)
-        model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
-        return json_answer(_without(opened, model.eval(), heads_off, sentences[number]))
+    with library.model(f"{run}@{step}") as opened, torch.inference_mode():
+        return json_answer(_without(opened, opened.model, heads_off, sentences[number]))
 
 
 def _without(

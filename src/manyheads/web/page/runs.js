@@ -9,6 +9,7 @@ import { address, change, go, pageName, read } from "./state.js";
  * @typedef {object} Run
  * @property {string} name @property {string} [error] why it cannot be read
  * @property {string} kind @property {string} task @property {string} example a text to begin with
+ * @property {number[]} [kept] steps whose weights can be opened, as run@step
  * @property {string[]} [can] pages that it supports in addition to those of its kind
  */
 

@@ -1,6 +1,7 @@
 // Attention: all heads of a model on a text, one head in detail, and the model without some heads.
 
 import { post, tensor } from "../api.js";
+import { compareChoice, Comparison } from "../compare.js";
 import { element, labelled, select, shown, tabs } from "../dom.js";
 import { cellOf, chooseFirst, fitting, insteadOf, limited, nothingFits } from "../fitting.js";
 import { TextAndTarget } from "../form.js";
@@ -57,6 +58,7 @@ export async function draw(place, state, signal) {
   screen.controls.replaceChildren(...controls(now));
   screen.output.replaceChildren(outputPanel(baseline.output, off.length ? trace.output : null));
   await Promise.all([allHeads(now, signal), near(now, signal)]);
+  await screen.comparison.show({ ...now, text }, state.beside, signal);
   if (state.sweep === "1") await showSweep(request, now, signal);
   else screen.sweep.root.remove();
   if (trace.output.kind === "continuation") await showContinuation(request, off, { baseline, trace }, signal);
@@ -125,6 +127,7 @@ function build(place) {
     queryKey: new QueryKey(),
     about: element("div", { class: "about" }),
     near: element("div"),
+    comparison: new Comparison(),
     sweep: new HeatMap({ move: (row, column) => goTo(row, column), largest: 44 }),
     swept: { key: "", result: null },
     left: element("div", { class: "stacked" }),
@@ -141,6 +144,7 @@ function build(place) {
     made.form.root,
     made.output,
     element("div", { class: "split" }, made.left, element("section", { class: "near", "aria-label": "One head" }, made.about, made.near)),
+    made.comparison.root,
   );
   place.replaceChildren(made.root);
   return made;
@@ -151,6 +155,7 @@ function controls({ run, runs, state, trace, map }) {
   const by = [["", "layer and head"], ...Object.keys(map.statistics).map((name) => [name, STATISTICS[name]])];
   return [
     runChoice(runs, run.name),
+    compareChoice(runs, run, state.beside),
     tabs("Which attention", kinds, map.name, (value) => change({ map: value, cell: "", query: "" })),
     labelled("Sort by", select(by, state.by in map.statistics ? state.by : "", (value) => change({ by: value }))),
     labelled("Palette", select([["", "white to ink"], ["viridis", "viridis"]], state.palette ?? "", (value) => change({ palette: value }))),

@@ -2,6 +2,7 @@
 // cross-attention as ribbons, a text its self-attention as arcs, a picture that of each head over it.
 
 import { post } from "../api.js";
+import { StepDifference } from "../compare.js";
 import { checkbox, element, escaped, labelled, select, tabs } from "../dom.js";
 import { saveFile } from "../exports.js";
 import { refresh, sourceOf } from "../probes.js";
@@ -98,6 +99,8 @@ class Watch {
       focus: -1,
     };
     this.off = new Set(); // heads removed from the model
+    this.against = state.against === undefined || this.kind === "images" ? null : bounded(state.against, source.probes.at(-1).step);
+    this.difference = new StepDifference();
     this.canvas = element("canvas", {
       class: "watch",
       tabindex: "0",
@@ -124,6 +127,7 @@ class Watch {
       labelled("Layer", tabs("Layer", Array.from({ length: layers }, (_, n) => [String(n), String(n + 1)]), String(this.moment.layer), (value) => change({ layer: value }))),
       words.written ? labelled(words.written, this.writing) : "",
       this.playing,
+      this.kind === "images" ? "" : this.pinning(),
     );
     this.removes = state.remove === "1" && source.weights.length > 0 && Boolean(words.attention);
     if (source.weights.length && words.attention) {
@@ -135,11 +139,19 @@ class Watch {
       choice,
       this.heads,
       figure,
+      this.difference.root,
     );
     new ResizeObserver(() => this.draw()).observe(figure);
     document.addEventListener("keydown", (event) => this.key(event), { signal });
     this.draw();
     poll(source, signal, () => this.extend());
+  }
+
+  /** A button that compares this step with others. */
+  pinning() {
+    const isOn = this.against !== null;
+    const pin = () => change({ against: isOn ? "" : String(stepAt(this.source, this.moment.at)) });
+    return element("button", { type: "button", "aria-pressed": String(isOn), onclick: pin }, isOn ? `Compared with step ${this.against}` : "Compare with this step");
   }
 
   /** The layer with the head that aligns best at the end. */
@@ -187,6 +199,7 @@ class Watch {
     this.writing.value = String(moment.token < 0 ? probe.shape[2] - 1 : moment.token);
     this.status.textContent = `step ${step}: ${output}`;
     this.legend(heads);
+    this.difference.show(source, moment, this.against);
   }
 
   legend(heads) {
