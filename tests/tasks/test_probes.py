@@ -206,7 +206,7 @@ def test_no_probe_changes_a_training(texts: Path, tmp_path: Path, name: str) -> 
 
 
 def test_probes_of_a_large_model_stay_small(tmp_path: Path) -> None:
-    """Maps of 12 × 12 heads: fewer and shorter texts; of a large picture: none at all."""
+    """Maps of 12 × 12 heads: fewer and shorter texts."""
     config = GptConfig(dim=24, layers=12, heads=12, ffn_dim=24, max_length=64, vocab_size=300)
     tokenizer = Bpe(vocab_size=300).train(["a b c d"] * 9)
     generator = Generator(config.build(), tokenizer, Decode(beam=1))

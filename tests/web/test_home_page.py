@@ -24,7 +24,7 @@ shared = watching.shared
 address, browser, page = shared.address, shared.browser, shared.page  # fixtures
 folder = watching.folder
 expect, visit, settled = shared.expect, shared.visit, shared.settled
-COLOURS = ("#0072b2", "#d55e00", "#009e73")  # of the first, second and third run
+COLOURS = ("#0072b2", "#d55e00", "#009e73")  # first, second and third run
 
 
 def records(folder: Path, run: str, split: str) -> list[dict[str, Any]]:

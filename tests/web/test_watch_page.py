@@ -58,7 +58,7 @@ DRAWN = """async ({ run, at, layer }) => {
   return drawn;
 }"""
 LEAST, LEAST_ARC, LEAST_CELL = 0.02, 0.03, 0.01  # of watchview.js and watchlanguage.js
-COLOURS = ("#0072b2", "#d55e00")  # of the first two heads
+COLOURS = ("#0072b2", "#d55e00")  # the first two heads
 
 
 @pytest.fixture(scope="module")

@@ -248,8 +248,8 @@ def continue_prompts(
     generator: Generator, prompts: Sequence[Sequence[int]], length: int
 ) -> list[list[int]]:
     """The greedy continuations of prompts, to texts of at most `length` tokens."""
-    found = generator.search(prompts, length - len(prompts[0]), n_best=1)
-    return [best[0].tokens if best else [] for best in found]
+    hypotheses = generator.search(prompts, length - len(prompts[0]), n_best=1)
+    return [best[0].tokens if best else [] for best in hypotheses]
 
 
 class ImageProbe(BaseProbe):

@@ -57,7 +57,7 @@ class Library:
         return folder
 
     def _snapshot(self, name: str) -> Path | None:
-        """The weights that the name `run@step` stands for; None for a run as it is."""
+        """The weights that the name `run@step` stands for; None for the last weights of a run."""
         if name in self.folders():
             return None
         run, step = _split(name)

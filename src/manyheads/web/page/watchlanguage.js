@@ -93,7 +93,7 @@ function drawWords(context, { labels, centres, font, upright }, split, shown, th
   context.fillText("prompt", x - 8, box.target + 26);
   context.textAlign = "left";
   context.fillStyle = theme.strong;
-  context.fillText("how the text goes on", x + 8, box.target + 26);
+  context.fillText("the text's own continuation", x + 8, box.target + 26);
 }
 
 /** The map of each head: rows attend to columns, the darker the more. */

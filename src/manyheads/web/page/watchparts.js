@@ -10,7 +10,7 @@ export const FONT = "system-ui, sans-serif";
  * @typedef {object} Probed an example at one step
  * @property {string} [text] the greedy output @property {string[]} [tokens] @property {number[]} [log_probs]
  * @property {number[]} reference_log_probs @property {number[]} shape layers, heads, rows, columns
- * @property {Uint8Array} weights 255 · attention; of a picture divided by `maxima`
+ * @property {Uint8Array} weights 255 · attention; for a picture divided by `maxima`
  * @property {[string, number][]} [probabilities] of the likeliest classes @property {number[][]} [maxima]
  *
  * @typedef {object} Example
