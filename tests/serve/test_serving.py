@@ -19,7 +19,7 @@ from manyheads.data.translation import FilesData
 from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
 from manyheads.serve.app import build_app, work_of
-from manyheads.serve.batching import Batcher, Bounds, Job, Work
+from manyheads.serve.batching import Batcher, Bounds, Job, Take, Work, take_none
 from manyheads.serve.translations import languages_of
 from manyheads.web.guard import AccessPolicy
 from manyheads.web.responses import Problem
@@ -273,7 +273,7 @@ class Slow(Work[int]):
     def fits(self, requests: Sequence[int]) -> bool:
         return len(requests) <= 10
 
-    def compute(self, jobs: Sequence[Job[int]]) -> None:
+    def compute(self, jobs: Sequence[Job[int]], take: Take[int] = take_none) -> None:
         self.batches.append([job.request for job in jobs])
         self.started.set()
         assert self.release.wait(10)

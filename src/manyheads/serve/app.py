@@ -18,7 +18,7 @@ from manyheads.errors import UserError
 from manyheads.loading import LoadedRun
 from manyheads.serve import completions, translations
 from manyheads.serve.batching import Batcher, Bounds, Work
-from manyheads.serve.completions import Completions
+from manyheads.serve.continuous import Completions
 from manyheads.serve.requests import API_STYLE, refuse
 from manyheads.serve.translations import Translations, languages_of
 from manyheads.web.app import listen

@@ -18,7 +18,7 @@ from manyheads.decode.translate import BREAKS
 from manyheads.errors import UserError
 from manyheads.loading import LoadedRun
 from manyheads.run import Run
-from manyheads.serve.batching import Bounds, Job, Work
+from manyheads.serve.batching import Bounds, Job, Take, Work, take_none
 from manyheads.serve.requests import collect, key_in, number, read_fields, texts_of
 from manyheads.tasks.translation import LANGUAGE, language_pair
 from manyheads.web.responses import Fields, Problem
@@ -106,7 +106,9 @@ class Translations(Work[TranslationRequest]):
             and len({request.ranks for request in requests}) == 1
         )
 
-    def compute(self, jobs: Sequence[Job[TranslationRequest]]) -> None:
+    def compute(
+        self, jobs: Sequence[Job[TranslationRequest]], take: Take[TranslationRequest] = take_none
+    ) -> None:
         ranks = jobs[0].request.ranks
         decode = self.translator.decode
         decode = replace(decode, beam=max(decode.beam, ranks))
