@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,24 @@ def save_csv(page: Any, figure: Any, tmp_path: Path) -> np.ndarray:
         return np.array([row[1:] for row in list(csv.reader(file))[1:]], dtype="f4")
 
 
+def lens(address: str, **body: str) -> np.ndarray:
+    """The probability of the next token after each layer."""
+    data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{address}/api/lens", data, headers)
+    with urllib.request.urlopen(request) as answer:
+        return np.array(json.loads(answer.read())["wanted"])
+
+
+def test_outputs_of_two_steps_side_by_side(page: Any, folder: Path) -> None:
+    visit(page, f"/attention?run=translator&text={SENTENCE}&beside=translator@0")
+    client = TestClient(build_app(folder), "http://localhost")
+    panels = page.get_by_role("region", name="Comparison").locator(".outputs > div")
+    for panel, run in zip(panels.all(), ("translator", "translator@0"), strict=True):
+        answer = client.post("/api/translate", json={"run": run, "text": SENTENCE}).json()
+        text = answer["hypotheses"][0]["text"]
+        assert panel.locator(".sentence").inner_text().split() == text.split()
+
+
 def test_the_difference_map_is_the_difference(
     page: Any, address: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -172,6 +191,12 @@ def test_the_difference_map_is_the_difference(
     )
     assert np.abs(now - past).max() > 1e-3
     assert np.allclose(drawn, now - past, atol=1e-6)
+    figure = page.get_by_role("region", name="Comparison").locator("figure").nth(2)
+    now, past = (
+        lens(address, run=run, text=SENTENCE, target=target)
+        for run in ("translator", f"translator@{steps[2]}")
+    )
+    assert np.allclose(save_csv(page, figure, tmp_path), now - past, atol=1e-5)
     page.get_by_label("Compare with").select_option("")
     expect(page.get_by_role("region", name="Comparison")).to_be_hidden()
 

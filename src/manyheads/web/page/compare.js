@@ -1,4 +1,5 @@
-// Compare attention: the same head of another run, or of another step of a training, and the difference.
+// Compare two runs, or two steps of a training: outputs, the same head and its difference, and the
+// difference of the logit lens.
 
 import { post, tensor } from "./api.js";
 import { element, labelled, select, shown } from "./dom.js";
@@ -6,6 +7,7 @@ import { HeatMap } from "./heatmap.js";
 import { fits, pageOf } from "./pages.js";
 import { recording } from "./recording.js";
 import { change } from "./state.js";
+import { compared } from "./tokens.js";
 import { nearest, positionOf, stepAt, weightsOf } from "./watchparts.js";
 
 /** The name of a step of a run whose weights were kept; the server opens it like a run. */
@@ -35,14 +37,16 @@ function difference(a, b) {
   return { values, low: -high, high };
 }
 
-const says = (row, column, value) => `${row} attends to ${column}: ${value} more`;
+const says = (row, column, value) => `${row} attends to ${column}: difference ${value}`;
 
 export class Comparison {
   constructor() {
     this.about = element("div", { class: "about" });
     this.other = new HeatMap();
     this.change = new HeatMap();
-    this.root = element("section", { class: "comparison", "aria-label": "Comparison", hidden: true }, this.about, element("div", { class: "panels" }, this.other.root, this.change.root));
+    this.lens = new HeatMap();
+    const maps = element("div", { class: "panels" }, this.other.root, this.change.root, this.lens.root);
+    this.root = element("section", { class: "comparison", "aria-label": "Comparison", hidden: true }, this.about, maps);
   }
 
   /**
@@ -56,8 +60,17 @@ export class Comparison {
     const target = trace.output.kind === "text" ? trace.output.text : undefined;
     const other = await post("/api/trace", { run: beside, text, target }, signal);
     const its = other.maps.find((one) => one.name === map.name);
-    this.say(trace.output, other.output, run.name, beside);
-    this.other.root.hidden = this.change.root.hidden = true;
+    const free = target === undefined ? null : await post("/api/trace", { run: beside, text }, signal);
+    this.say(trace.output, other.output, free?.output, run.name, beside);
+    for (const view of [this.other, this.change, this.lens]) view.root.hidden = true;
+    await Promise.all([
+      this.showHead({ run, trace, map, layer, head }, other, its, beside, signal),
+      fits(pageOf("lens"), run) ? this.showLens({ run: run.name, text, target }, beside, signal) : null,
+    ]);
+  }
+
+  /** The head of the other model, and the difference. */
+  async showHead({ run, trace, map, layer, head }, other, its, beside, signal) {
     if (!its || layer >= its.layers || head >= its.heads) {
       return void this.about.append(element("p", { class: "note" }, `${titleOf(beside)} has no such head: choose another layer or head.`));
     }
@@ -71,11 +84,24 @@ export class Comparison {
     this.change.show({ name: "difference", title, rows: map.rows, columns: map.columns, ...difference(a.values, b.values), says });
   }
 
-  say(mine, its, run, beside) {
-    const likelihood = (output) => (output.log_probability === undefined ? "" : `, log P(same text) ${shown(output.log_probability)}`);
+  /** The probability of the next token after each layer, of the same target. */
+  async showLens({ run, text, target }, beside, signal) {
+    const [mine, its] = await Promise.all([run, beside].map((name) => post("/api/lens", { run: name, text, target }, signal)));
+    if (mine.layers !== its.layers || !isEqual(mine.given, its.given)) return;
+    const columns = mine.given.filter((_, at) => mine.expected[at] !== null);
+    const values = (table) => table.wanted.flatMap((row) => row.filter((one) => one !== null));
+    const rows = mine.wanted.map((_, layer) => (layer ? `layer ${layer}` : "embedding"));
+    const title = `Probability of the next token after each layer: ${run} − ${titleOf(beside)}`;
+    this.lens.show({ name: "lens-difference", title, rows, columns, ...difference(values(mine), values(its)), says: (row, column, value) => `${row}, after ${column}: difference ${value}` });
+  }
+
+  say(mine, its, free, run, beside) {
+    const likelihood = ({ log_probability: sum }) => (sum === undefined ? "" : element("p", { class: "note told" }, `log P(same text) = ${shown(sum)}`));
+    const words = (text, before) => compared(before.split(" "), text.split(" ")).flatMap(([word, same]) => [same ? word : element("mark", {}, word), " "]);
+    const panel = (name, output, text) => element("div", {}, element("h3", {}, name), text ? element("p", { class: "sentence" }, ...text) : "", likelihood(output));
     this.about.replaceChildren(
       element("h2", {}, `Compared with ${titleOf(beside)}`),
-      element("p", { class: "note told" }, `${run}${likelihood(mine)}; ${titleOf(beside)}${likelihood(its)}.`),
+      element("div", { class: "outputs" }, panel(run, mine, free && [mine.text]), panel(titleOf(beside), its, free && words(free.text, mine.text))),
     );
   }
 }
