@@ -58,7 +58,7 @@ def test_a_card_has_curve_picture_languages_and_command(page: Any, folder: Path)
     visit(page, "/")
     one = card(page, "translator")
     losses = [record["loss"] for record in records(folder, "translator", "train")]
-    label = one.locator(".spark").get_attribute("aria-label")
+    label = one.locator(".spark > div").get_attribute("aria-label")
     ends = [float(number) for number in re.findall(r"[\d.]+", label)]
     assert ends == pytest.approx([losses[0], losses[-1]], rel=1e-3)
     path = one.locator(".spark path").get_attribute("d")

@@ -50,8 +50,8 @@ export class Comparison {
   }
 
   /**
-   * @param {{run: object, text: string, trace: object, map: object, layer: number, head: number}} now
-   * @param {string} [beside] a run, or a step of this one
+   * @param {{run: import("./runs.js").Run, text: string, trace: any, map: any, layer: number, head: number}} now
+   * @param {string|undefined} beside a run, or a step of this one @param {AbortSignal} signal
    */
   async show({ run, text, trace, map, layer, head }, beside, signal) {
     this.root.hidden = !beside;
@@ -127,7 +127,7 @@ export class StepDifference {
     const heads = Array.from({ length: count }, (_, head) => head).filter((head) => !moment.hidden.has(head));
     const mean = (at) => {
       const weights = heads.map((head) => weightsOf(story, at, head));
-      return rows.flatMap((_, row) => columns.map((_, column) => weights.reduce((sum, weight) => sum + weight(row, column), 0) / (heads.length || 1)));
+      return rows.flatMap((_row, row) => columns.map((_column, column) => weights.reduce((sum, weight) => sum + weight(row, column), 0) / (heads.length || 1)));
     };
     const title = `Attention at step ${stepAt(story, moment.at)} − step ${stepAt(story, before.at)}, layer ${moment.layer + 1}, mean of ${heads.length} heads`;
     this.map.show({ name: "difference", title, rows, columns, ...difference(mean(moment), mean(before)), says });

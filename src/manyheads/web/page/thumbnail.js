@@ -1,6 +1,6 @@
 // Small pictures of a run: the loss curve, and attention of the last probe.
 
-import { element, shown, svgElement } from "./dom.js";
+import { element, shown } from "./dom.js";
 import { HEAD_COLOURS, kindOf, weightsOf } from "./watchparts.js";
 import { pictureOf } from "./watchpictures.js";
 
@@ -16,24 +16,21 @@ export function sparkline(losses) {
   const y = (loss) => HEIGHT - 6 - ((loss - low) / (high - low || 1)) * (HEIGHT - 14);
   const path = losses.map(([step, loss]) => `${x(step).toFixed(1)} ${y(loss).toFixed(1)}`).join("L");
   const [lastStep, lastLoss] = losses.at(-1);
-  return element(
-    "div",
-    { class: "spark", role: "img", "aria-label": `training loss from ${shown(losses[0][1])} to ${shown(lastLoss)}` },
-    svgElement("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" }, svgElement("path", { d: `M${path}` }), svgElement("circle", { cx: x(lastStep), cy: y(lastLoss), r: 3.5 })),
-    element("span", {}, `loss ${shown(losses[0][1], 2)} → ${shown(lastLoss, 2)}`),
-  );
+  const picture = element("div", { role: "img", "aria-label": `training loss from ${shown(losses[0][1])} to ${shown(lastLoss)}` });
+  picture.innerHTML = `<svg viewBox="0 0 ${WIDTH} ${HEIGHT}" aria-hidden="true"><path d="M${path}"/><circle cx="${x(lastStep)}" cy="${y(lastLoss)}" r="3.5"/></svg>`;
+  return element("div", { class: "spark" }, picture, element("span", {}, `loss ${shown(losses[0][1], 2)} → ${shown(lastLoss, 2)}`));
 }
 
 /** The last probe of a run on a small canvas. @param {import("./watchparts.js").Story} story */
 export function thumbnail(story) {
   const kind = kindOf(story);
-  const probed = story.probes[0].sentences[0];
+  const shape = /** @type {[number, number, number, number]} */ (story.probes[0].sentences[0].shape);
   const canvas = element("canvas", { class: "thumb", width: 2 * WIDTH, height: 2 * HEIGHT, role: "img", "aria-label": LABELS[kind] });
   const context = canvas.getContext("2d");
   context.scale(2, 2);
-  const layer = bestLayer(story.probes[0], probed.shape[0]);
+  const layer = bestLayer(story.probes[0], shape[0]);
   const moment = { at: 0, sentence: 0, layer, hidden: new Set(), token: -1, focus: -1 };
-  ({ translation: ribbons, language: arcs, images: looks })[kind](context, story, moment, probed.shape);
+  ({ translation: ribbons, language: arcs, images: looks })[kind](context, story, moment, shape);
   return canvas;
 }
 

@@ -80,7 +80,9 @@ export function alignmentOf(story, at, layer, head) {
 /** x of each token's centre; the font shrinks until the line fits. */
 export function place(context, tokens, wide, size) {
   const labels = tokens.map((token) => (/^[<[].+[>\]]$/.test(token) ? "■" : token.trim() || "·"));
-  let [font, gap, widths] = [size + 1, 0, []];
+  let [font, gap] = [size + 1, 0];
+  /** @type {number[]} */
+  let widths;
   do {
     font -= 1;
     context.font = `${font}px ${FONT}`;

@@ -25,11 +25,12 @@ let charts = new Map(); // by metric; reused while the page is open
 
 /**
  * @typedef {object} Watched a run whose files are read
- * @property {string} name @property {string} colour @property {object[]} records of metrics.jsonl
+ * @property {string} name @property {string} colour
+ * @property {Record<string, any>[]} records of metrics.jsonl: step, split and numbers
  * @property {number} broken @property {number} next @property {string} version
  * @property {number} age seconds since the last line @property {number} seconds from the start to it
  * @property {[number, number][]} seen [step, time in seconds] at which a step was seen first
- * @property {import("../probes.js").Source} source @property {object} [schedule]
+ * @property {import("../probes.js").Source} source @property {Record<string, any>} [schedule]
  */
 
 /** @returns {Watched} */

@@ -68,8 +68,8 @@ function poll(source, signal, act) {
     if (signal.aborted) return;
     try {
       if (!document.hidden && (await refresh(source, signal))) act();
-    } catch (error) {
-      if (signal.aborted) return;
+    } catch {
+      if (signal.aborted) return; // else the server is busy: try again
     }
     setTimeout(again, EVERY);
   };
@@ -323,7 +323,7 @@ class Watch {
     const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
     const begun = performance.now();
     this.playing.textContent = "Stop";
-    return new Promise((done) => {
+    return /** @type {Promise<void>} */ (new Promise((done) => {
       const tick = (now) => {
         const at = first + (last * Math.max(0, now - begun)) / (1000 * SECONDS);
         this.go(still ? Math.floor(at) : at, { quiet: false });
@@ -334,7 +334,7 @@ class Watch {
         }
       };
       this.frame = requestAnimationFrame(tick);
-    });
+    }));
   }
 
   saving() {
