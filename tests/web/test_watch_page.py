@@ -127,7 +127,8 @@ def test_pictures_have_the_probabilities_and_weights_of_the_probe(page: Any, fol
             opacity = [alpha for style, alpha in drawing["cells"] if style == colour]
             assert np.allclose(opacity, 0.85 * head.ravel(), atol=1e-6)
     name, share = recorded[-1]["sentences"][0]["probabilities"][0]
-    expect(page.locator(".readout")).to_have_text(f"step 30: {name}, {int(100 * share + 0.5)} %")
+    status = page.locator(".watch-figure .readout")
+    expect(status).to_have_text(f"step 30: {name}, {int(100 * share + 0.5)} %")
 
 
 def test_a_click_chooses_another_picture(page: Any) -> None:
@@ -309,3 +310,13 @@ def test_the_demo_opens_the_page_while_it_trains(
     with urllib.request.urlopen(opened.get(timeout=20)) as answer:
         assert answer.url.endswith("/watch")
         assert b"Manyheads" in answer.read()
+
+
+@pytest.mark.parametrize("run", KINDS)
+def test_the_stage_shows_all_of_it_sharply(page: Any, run: str) -> None:
+    visit(page, f"/watch?run={run}&stage=1")
+    canvas = page.locator("canvas.watch")
+    box = canvas.bounding_box()
+    assert box["y"] + box["height"] <= 800
+    fine = canvas.evaluate("c => c.width") / box["width"]
+    assert fine == pytest.approx(1, abs=0.02)  # a pixel of the canvas is a pixel of the screen

@@ -53,7 +53,7 @@ export function drawLanguage(context, story, moment, theme, box) {
   // The first token is given: nothing predicts it.
   drawBars(context, row.centres.slice(0, shown), box.target + 7, theme, (t) => (t ? Math.exp(probe.reference_log_probs[t - 1]) : NaN));
   drawOutput(context, probe.tokens, probe.log_probs, moment, theme, box);
-  drawMaps(context, story, moment, theme, box, heads, tokens.length);
+  if (box.maps) drawMaps(context, story, moment, theme, box, heads, tokens.length);
   return row.centres;
 }
 

@@ -179,22 +179,22 @@ export function drawOutput(context, tokens, logProbs, moment, theme, box) {
   context.font = `13px ${FONT}`;
   context.fillStyle = theme.quiet;
   context.fillText("it writes", box.left, box.write);
-  const size = box.narrow ? 14 : 18;
+  const size = box.narrow || box.staged ? 14 : 18;
   context.font = `${size}px ${FONT}`;
   let [x, y] = [box.left + 70, box.write];
   if (!tokens.length) context.fillText("(nothing)", x, y);
-  tokens.forEach((token, index) => {
+  for (const [index, token] of tokens.entries()) {
     const label = (index ? token : token.trimStart()).replace(/\n/g, "⏎");
     const width = context.measureText(label).width;
     if (x + width > box.end) {
       [x, y] = [box.left + 70, y + size + 5];
-      if (y > box.write + (box.lines - 1) * (size + 6)) return;
+      if (y > box.write + (box.lines - 1) * (size + 6)) break;
     }
     context.globalAlpha = 0.45 + 0.55 * Math.exp(logProbs[index]);
     context.fillStyle = theme.text;
     context.fillText(label, x, y);
     x += width;
-  });
+  }
   context.globalAlpha = 1;
   if (moment.note) {
     context.font = `13px ${FONT}`;

@@ -7,12 +7,18 @@ const GAP = 14;
 const BAR_ROW = 20;
 
 /** Tiles of the picture and its heads, bars next to or below them, then all pictures. */
-export function pictureLayout({ left, right, top, narrow }, heads, examples) {
+export function pictureLayout({ left, right, top, narrow, staged, curve }, heads, examples, most) {
   const wide = right - left;
   const tiles = heads + 1;
   const bars = narrow ? wide : Math.min(300, wide * 0.28);
   const room = narrow ? wide : wide - bars - 2 * GAP;
   const across = narrow ? Math.min(3, tiles) : Math.min(tiles, Math.max(1, Math.floor((room + GAP) / (110 + GAP))));
+  if (staged) {
+    const half = Math.ceil(tiles / 2); // two rows
+    const side = Math.min(Math.floor((room - GAP * (half - 1)) / half), Math.floor((most - top - curve - 76) / 2));
+    const end = top + 2 * (side + 24);
+    return { tile: { size: side, across: half }, bars: { x: right - bars, y: top + 6, width: bars }, strip: 0, small: 0, axis: end, target: -100, write: end };
+  }
   const size = Math.min(200, Math.floor((room - GAP * (across - 1)) / across));
   const rows = Math.ceil(tiles / across);
   const below = top + rows * (size + 24);
@@ -52,6 +58,13 @@ export function classesAt(story, moment) {
   return names.length <= 10 && a.size === names.length ? all.sort(byName) : all.sort((one, other) => other[1] - one[1]).slice(0, 10);
 }
 
+/** The five likeliest classes, with the true one. */
+function likeliest(classes, truth) {
+  const top = [...classes].sort((one, other) => other[1] - one[1]).slice(0, 5);
+  const missing = classes.find(([name]) => name === truth && !top.some(([other]) => other === name));
+  return missing ? [...top.slice(0, 4), missing] : top;
+}
+
 /** The likeliest class of an example at a probe. */
 const answerOf = (probed) => probed.probabilities[0];
 
@@ -85,8 +98,9 @@ export function drawPictures(context, story, moment, theme, box) {
     }
     label(context, head < 0 ? `class ${example.label}` : `head ${moment.layer + 1}·${head + 1}`, x, y + size + 16, theme.quiet);
   }
-  drawClasses(context, classesAt(story, moment), example.label, theme, box);
-  drawStrip(context, story, probe, moment, theme, box);
+  const classes = classesAt(story, moment);
+  drawClasses(context, box.staged ? likeliest(classes, example.label) : classes, example.label, theme, box);
+  if (box.small) drawStrip(context, story, probe, moment, theme, box);
   return [];
 }
 
@@ -113,7 +127,7 @@ function label(context, text, x, y, colour, font = `12px ${FONT}`) {
 
 function drawClasses(context, classes, truth, theme, { bars }) {
   label(context, "P(class)", bars.x, bars.y + 4, theme.quiet);
-  const names = Math.min(110, Math.max(40, 8 * Math.max(...classes.map(([name]) => name.length))));
+  const names = Math.min(bars.width * 0.4, Math.max(40, 8 * Math.max(...classes.map(([name]) => name.length))));
   const wide = bars.width - names - 44;
   classes.forEach(([name, share], at) => {
     const y = bars.y + 24 + at * BAR_ROW;

@@ -12,14 +12,19 @@ const LEAST = 0.02; // weights below are not drawn
 /**
  * Positions of everything for a canvas of this width. @param {number} width
  * @param {"translation"|"language"|"images"} [kind] @param {number} [heads] @param {number} [examples]
+ * @param {number} [most] height of the stage, which leaves out what does not fit
  */
-export function layout(width, kind = "translation", heads = 8, examples = 8) {
-  const narrow = width < 560;
-  const [top, curve] = [narrow ? 84 : 62, 80];
-  const base = { width, narrow, kind, top, curve, left: 16, right: width - 16, end: width - 16, lines: 2, maps: null };
-  if (kind === "images") return closed({ ...base, ...pictureLayout(base, heads, examples) });
-  const tall = narrow ? 150 : kind === "language" ? 140 : Math.min(260, Math.max(170, width * 0.15));
+export function layout(width, kind = "translation", heads = 8, examples = 8, most = Infinity) {
+  const staged = most < Infinity;
+  const narrow = width < 560 && !staged;
+  const [top, curve] = staged ? [52, 44] : [narrow ? 84 : 62, 80];
+  const base = { width, narrow, staged, kind, top, curve, left: 16, right: width - 16, end: width - 16, lines: 2, maps: null };
+  if (kind === "images") return closed({ ...base, ...pictureLayout(base, heads, examples, most) });
+  const plain = kind === "language" ? 140 : Math.min(260, Math.max(170, width * 0.15));
+  const below = { translation: 32, language: 50 }[kind]; // from the words to the output, on stage
+  const tall = staged ? Math.max(60, most - top - 14 - below - 32 - curve - 26) : narrow ? 150 : plain;
   const target = top + 14 + tall;
+  if (staged) return closed({ ...base, target, write: target + below, axis: target + below + 32 });
   if (kind === "translation") return closed({ ...base, target, write: target + 44, axis: target + 78 });
   const write = target + (narrow ? 92 : 56);
   const maps = mapLayout(base, narrow ? write + 48 : write - 20, heads);

@@ -42,7 +42,7 @@ export async function draw(place, state, signal) {
   const names = (state.beside ?? "").split(SEPARATOR).filter((name) => name !== run.name && runs.some((one) => one.name === name));
   const grid = element("div", { class: "charts" });
   const status = element("p", { class: "note", role: "status" });
-  const header = element("dl", { class: "standing" });
+  const header = element("div", { class: "standing" });
   const samples = new Samples();
   charts = new Map();
   place.replaceChildren(
@@ -160,7 +160,7 @@ function standing(place, run) {
     ["loss", best ? `${shown(best.loss)} (best, step ${best.step})` : "–"],
   ];
   if (score) facts.push([titleOf(score), shown(valid.at(-1)[score])]);
-  place.replaceChildren(...facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+  place.replaceChildren(element("dl", {}, ...facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)))));
   if (steps) place.append(element("progress", { max: String(steps), value: String(step), "aria-label": "Share of the training" }));
 }
 

@@ -181,8 +181,11 @@ class Watch {
     const width = Math.floor(canvas.parentElement.clientWidth - 24);
     if (width < 50) return;
     const [, heads] = source.probes[0].sentences[0].shape;
-    this.box = layout(width, this.kind, heads, source.sentences.length);
-    const fine = devicePixelRatio || 1;
+    const figure = canvas.parentElement;
+    const most = figure.classList.contains("staged") ? figure.clientHeight - 24 : Infinity;
+    this.box = layout(width, this.kind, heads, source.sentences.length, most);
+    // Stage mode zooms the figure: draw as fine as the screen shows it.
+    const fine = (devicePixelRatio || 1) * (canvas.getBoundingClientRect().width / canvas.offsetWidth || 1);
     canvas.width = this.box.width * fine;
     canvas.height = this.box.height * fine;
     canvas.style.height = `${this.box.height}px`;
