@@ -2,7 +2,7 @@
 
 import { drawBars, drawDots, drawHeader, drawOutput, FONT, HEAD_COLOURS, nearest, place, referenceLogProb, weightsOf } from "./watchparts.js";
 
-const LEAST_ARC = 0.03; // weights below are not drawn
+const LEAST_ARC = 0.06; // weights below are not drawn
 
 /** Sizes of the maps of all heads, in rows below `top`, to the right of the output. */
 export function mapLayout({ left, right, narrow }, top, heads) {
