@@ -29,11 +29,11 @@ MEGABYTES = 32
 WORDS = [f"w{number}" for number in range(50)]
 WAYS = {
     "translator": "Tour Watch Flow Attention Lens Positions Tokens Translate Decode Train",
-    "writer": "Flow Attention Lens Positions Tokens Decode Train",
+    "writer": "Watch Flow Attention Lens Positions Tokens Decode Train",
     "reader": "Flow Attention Positions Tokens Fill Train",
     "labels": "Flow Attention Positions Tokens Train",
-    "pictures": "Positions Image Train",
-    "piano": "Flow Attention Lens Positions Tokens Decode Music Train",
+    "pictures": "Watch Positions Image Train",
+    "piano": "Watch Flow Attention Lens Positions Tokens Decode Music Train",
 }
 
 

@@ -11,8 +11,9 @@ const LINE = 18; // the height of a line of the legend
 /**
  * @typedef {object} Series
  * @property {string} name @property {[number, number][]} points rising in x
- * @property {"line"|"dots"|"dashes"} [style]
+ * @property {"line"|"dots"|"dashes"|"marks"} [style] marks: a line with dots
  * @property {boolean} [mute] drawn, but not in the read-out
+ * @property {string} [colour] @property {boolean} [faint] pale and not in the legend
  */
 
 /**
@@ -79,7 +80,7 @@ export class Chart extends Figure {
   /** The entries of the legend, as many per line as fit. */
   legend() {
     let [x, line] = [MARGIN.left, 0];
-    return this.series.map((one) => {
+    return this.series.filter((one) => !one.faint).map((one) => {
       const wide = 30 + LETTER * one.name.length;
       if (x + wide > this.size.width && x > MARGIN.left) [x, line] = [MARGIN.left, line + 1];
       x += wide;
@@ -100,7 +101,7 @@ export class Chart extends Figure {
   show(series, { logX = false, logY = false, note = "" } = {}) {
     this.root.hidden = false;
     const fits = ([x, y]) => (!logX || x > 0) && (!logY || y > 0);
-    this.series = series.map((one) => ({ style: "line", ...one, points: one.points.filter(fits) }));
+    this.series = series.map((one, number) => ({ style: "line", colour: LINES[number % LINES.length], ...one, points: one.points.filter(fits) }));
     this.logX = logX;
     this.logY = logY;
     this.note.textContent = note;
@@ -205,20 +206,22 @@ export class Chart extends Figure {
       parts.push(`<text x="${left - 6}" y="${toY(tick) + 4}" text-anchor="end">${shown(tick)}</text>`);
     }
     parts.push(`<text x="${(left + width - right) / 2}" y="${height - 6}" text-anchor="middle">${escaped(this.across)}</text>`);
-    this.series.forEach(({ points, style }, number) => {
-      const colour = LINES[number % LINES.length];
+    this.series.forEach(({ points, style, colour, faint }) => {
       const places = points.map(([a, b]) => [toX(a).toFixed(1), toY(b).toFixed(1)]);
       if (style === "dots" || places.length === 1) {
         parts.push(...places.map(([a, b]) => `<circle cx="${a}" cy="${b}" r="2.8" fill="${colour}"/>`));
       } else if (places.length) {
+        if (style === "marks") parts.push(...places.map(([a, b]) => `<circle cx="${a}" cy="${b}" r="3" fill="${colour}"/>`));
         const dash = style === "dashes" ? ' stroke-dasharray="6 4"' : "";
         const path = places.map((place) => place.join(" ")).join("L");
-        parts.push(`<path d="M${path}" fill="none" stroke="${colour}" stroke-width="1.8"${dash}/>`);
+        parts.push(`<path d="M${path}" fill="none" stroke="${colour}" stroke-width="${faint ? 1 : 1.8}"${faint ? ' stroke-opacity="0.35"' : ""}${dash}/>`);
       }
     });
-    this.legend().forEach(({ one: { name }, x: at, line }, number) => {
+    this.legend().forEach(({ one: { name, colour, style }, x: at, line }) => {
       const base = 14 + LINE * line;
-      parts.push(`<rect x="${at}" y="${base - 9}" width="10" height="10" fill="${LINES[number % LINES.length]}"/>`);
+      const dash = style === "dashes" ? ' stroke-dasharray="4 2"' : "";
+      if (style !== "dots") parts.push(`<path d="M${at} ${base - 4}h12" stroke="${colour}" stroke-width="2.5"${dash}/>`);
+      if (style === "dots" || style === "marks") parts.push(`<circle cx="${at + 6}" cy="${base - 4}" r="3.5" fill="${colour}"/>`);
       parts.push(`<text x="${at + 15}" y="${base}">${escaped(name)}</text>`);
     });
     return { width, height, inside: parts.join("") };

@@ -28,21 +28,24 @@ export function describe(values) {
 
 /** The Save menu of a view. @param {() => View} view evaluated when a file is chosen */
 export function saving(view) {
-  /** @param {string} kind @param {(it: View) => Promise<Blob>|Blob} make */
-  const button = (kind, make) =>
-    element(
-      "button",
-      {
-        type: "button",
-        onclick: async () => {
-          menu.open = false;
-          const it = view();
-          const name = [origin.run, it.name].filter(Boolean).join("-").replace(/[^\w.-]+/g, "-");
-          saveFile(`${name}.${kind.toLowerCase()}`, await make(it));
-        },
-      },
-      kind,
-    );
+  /** @param {string} ending @param {(it: View) => Promise<Blob>|Blob} make */
+  const save = (ending, make) => async () => {
+    const it = view();
+    const name = [origin.run, it.name].filter(Boolean).join("-").replace(/[^\w.-]+/g, "-");
+    saveFile(`${name}.${ending}`, await make(it));
+  };
+  return saveMenu([
+    ["PNG", save("png", (it) => png(svg(it)))],
+    ["SVG", save("svg", (it) => blob(svg(it), "image/svg+xml"))],
+    ["CSV", save("csv", (it) => blob(csv(it.table()), "text/csv"))],
+    ["HTML", save("html", (it) => blob(html(it), "text/html"))],
+  ]);
+}
+
+/** A menu that closes after a choice, by Escape, and when the focus leaves it. @param {[string, () => void][]} entries */
+export function saveMenu(entries) {
+  const button = (/** @type {[string, () => void]} */ [name, act]) =>
+    element("button", { type: "button", onclick: () => ((menu.open = false), act()) }, name);
   const menu = element(
     "details",
     {
@@ -58,14 +61,7 @@ export function saving(view) {
       },
     },
     element("summary", {}, "Save"),
-    element(
-      "div",
-      { role: "group", "aria-label": "Save as" },
-      button("PNG", (it) => png(svg(it))),
-      button("SVG", (it) => blob(svg(it), "image/svg+xml")),
-      button("CSV", (it) => blob(csv(it.table()), "text/csv")),
-      button("HTML", (it) => blob(html(it), "text/html")),
-    ),
+    element("div", { role: "group", "aria-label": "Save as" }, ...entries.map(button)),
   );
   return menu;
 }

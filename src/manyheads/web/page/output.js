@@ -2,7 +2,7 @@
 
 import { barTable } from "./bars.js";
 import { element, shown, visible } from "./dom.js";
-import { compared } from "./tokens.js";
+import { changed, marked } from "./tokens.js";
 
 /**
  * @param {object} baseline of the complete model @param {object|null} without with heads knocked out
@@ -38,14 +38,8 @@ function content(output, before) {
 
 /** A text with changed words marked. */
 function sentence(text, before, lead = "") {
-  const all = text.split(" ");
-  const marked = before === undefined ? all.map((word) => [word, true]) : compared(before.split(" "), all);
-  const parts = marked.flatMap(([word, same]) => [same ? word : changed(word), " "]);
-  return element("p", { class: "sentence" }, lead, ...(text ? parts : ["(nothing)"]));
+  return element("p", { class: "sentence" }, lead, ...(text ? marked(text, before ?? text) : ["(nothing)"]));
 }
-
-/** A changed word: marked by a colour, a line below and, for a screen reader, a word. */
-const changed = (text) => element("mark", { class: "changed" }, element("span", { class: "unseen" }, "changed: "), text);
 
 function likelihood(output, name) {
   return element("p", { class: "note told" }, `${name} = ${shown(output.log_probability)}, ${output.pieces.length} tokens`);

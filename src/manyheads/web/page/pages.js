@@ -25,7 +25,7 @@ const TEXTS = [...TRANSLATORS, "gpt", "bert"];
 const ALL = [
   { name: "runs", group: "Start", title: "Runs" },
   { name: "tour", group: "Learn", title: "Tour", kinds: ["seq2seq"], needed: "Transformers that translate", command: "manyheads demo" },
-  { name: "watch", group: "Learn", title: "Watch", kinds: TRANSLATORS.filter((kind) => kind !== "imported"), needed: "runs that translate", command: "manyheads demo" },
+  { name: "watch", group: "Learn", title: "Watch", kinds: [...TRANSLATORS.filter((kind) => kind !== "imported"), "gpt", "vit"], needed: "runs that translate, write or name pictures", command: "manyheads demo" },
   { name: "quiz", group: "Learn", title: "Quiz", kinds: [], everywhere: true },
   { name: "flow", group: "Look inside", title: "Flow", kinds: ["seq2seq", "decoder-only-seq2seq", "gpt", "bert"], needed: "Transformers that read text", command: "manyheads demo" },
   { name: "attention", group: "Look inside", title: "Attention", kinds: TEXTS, needed: "models that read text", command: "manyheads demo" },

@@ -10,6 +10,7 @@ import { address, change, go, pageName, read } from "./state.js";
  * @property {string} name @property {string} [error] why it cannot be read
  * @property {string} kind @property {string} task @property {string} example a text to begin with
  * @property {string} [ambiguous] a text with several likely outputs
+ * @property {number[]} [kept] steps whose weights can be opened, as run@step
  * @property {string[]} [can] pages that it supports in addition to those of its kind
  */
 

@@ -1,6 +1,7 @@
 // Attention: all heads of a model on a text, one head in detail, and the model without some heads.
 
 import { post, tensor } from "../api.js";
+import { compareChoice, Comparison } from "../compare.js";
 import { element, labelled, select, shown, tabs } from "../dom.js";
 import { describe } from "../exports.js";
 import { cellOf, limited } from "../fitting.js";
@@ -49,19 +50,20 @@ export const { draw, keys, next } = definePage({
   press: shortcuts,
 });
 
-async function show({ run, state, text, controls }, signal) {
+async function show({ run, runs, state, text, controls }, signal) {
   const off = state.off ? state.off.split(" ") : [];
   screen.form.show(text, state.target);
   const request = { run: run.name, text, target: state.target || undefined };
   const trace = await post("/api/trace", { ...request, off }, signal);
   const baseline = off.length ? await post("/api/trace", request, signal) : trace;
   screen.form.hasTarget(trace.output.kind === "text");
-  const now = { state, trace, off, ...chosen(trace, state) };
+  const now = { run, runs, state, trace, off, ...chosen(trace, state) };
   screen.now = now;
   describe({ run: run.name, text, target: state.target, attention: nameOf(now.map.name), layer: now.layer + 1, head: now.head + 1, "without heads": off.join(" ") });
   controls(...controlsOf(now));
   screen.output.replaceChildren(outputPanel(baseline.output, off.length ? trace.output : null));
   await Promise.all([allHeads(now, signal), near(now, signal)]);
+  await screen.comparison.show({ ...now, text }, state.beside, signal);
   if (state.sweep === "1") await showSweep(request, now, signal);
   else screen.sweep.root.remove();
   if (trace.output.kind === "continuation") await showContinuation(request, off, { baseline, trace }, signal);
@@ -141,6 +143,7 @@ function build() {
     about: element("div", { class: "controls about" }),
     facts: element("dl", { class: "facts" }),
     near: element("div"),
+    comparison: new Comparison(),
     sweep: new HeatMap({ move: goTo, largest: 44 }),
     swept: { key: "", result: null },
     left: element("div", { class: "stacked" }),
@@ -151,10 +154,10 @@ function build() {
   for (const view of [made.map, made.lines]) view.root.dataset.stage = "One head";
   screen = made;
   const detail = element("section", { class: "near", "aria-label": "One head" }, made.about, made.near, made.facts);
-  return [made.form.root, made.output, element("div", { class: "split" }, made.left, detail)];
+  return [made.form.root, made.output, element("div", { class: "split" }, made.left, detail), made.comparison.root];
 }
 
-function controlsOf({ state, trace, map }) {
+function controlsOf({ run, runs, state, trace, map }) {
   const kinds = trace.maps.map((one) => [one.name, nameOf(one.name)]);
   const by = [["", "layer and head"], ...Object.keys(map.statistics).map((name) => [name, STATISTICS[name]])];
   screen.display.replaceChildren(
@@ -165,6 +168,7 @@ function controlsOf({ state, trace, map }) {
   return [
     tabs("Which attention", kinds, map.name, (value) => change({ map: value, cell: "", query: "" })),
     screen.more,
+    compareChoice(runs, run, state.beside),
     ["text", "continuation"].includes(trace.output.kind)
       ? element("button", { type: "button", "aria-pressed": String(state.sweep === "1"), onclick: () => change({ sweep: state.sweep === "1" ? "" : "1" }) }, "Sweep all heads")
       : null,
