@@ -211,6 +211,7 @@ def test_a_link_restores_what_was_seen(page: Any) -> None:
     page.get_by_role("button", name="Encoder").click()
     page.get_by_text("Display").click()
     page.get_by_label("Sort by").select_option("entropy")
+    page.get_by_text("Display").click()
     page.get_by_role("button", name=re.compile("^layer 2, head 2")).click()
     page.get_by_role("button", name="Lines").click()
     page.locator(".queries > div").nth(2).click()

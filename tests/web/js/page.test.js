@@ -167,9 +167,9 @@ test("numbers, subwords and files", () => {
 test("formulas become MathML", () => {
   const plain = (text) => mathml(text).replace(/<mspace[^>]*><\/mspace>/g, "");
   const [q, k] = ["<msub><mi>q</mi><mrow><mi>i</mi></mrow></msub>", "<msub><mi>k</mi><mrow><mi>j</mi></mrow></msub>"];
-  assert.equal(plain("q_i · k_j / √c + b"), `<math><mfrac><mrow>${q}<mo>·</mo>${k}</mrow><mrow><msqrt><mi>c</mi></msqrt></mrow></mfrac><mo>+</mo><mi>b</mi></math>`);
-  assert.equal(plain("Q Kᵀ"), "<math><mi>Q</mi><msup><mi>K</mi><mo>⊤</mo></msup></math>");
-  assert.equal(plain("10^(−2i/c)"), "<math><msup><mn>10</mn><mrow><mo>−</mo><mn>2</mn><mi>i</mi><mo>/</mo><mi>c</mi></mrow></msup></math>");
+  assert.equal(plain("q_i · k_j / √c + b"), `<math displaystyle="true"><mfrac><mrow>${q}<mo>·</mo>${k}</mrow><mrow><msqrt><mi>c</mi></msqrt></mrow></mfrac><mo>+</mo><mi>b</mi></math>`);
+  assert.equal(plain("Q Kᵀ"), "<math displaystyle=\"true\"><mi>Q</mi><msup><mi>K</mi><mo>⊤</mo></msup></math>");
+  assert.equal(plain("10^(−2i/c)"), "<math displaystyle=\"true\"><msup><mn>10</mn><mrow><mo>−</mo><mn>2</mn><mi>i</mi><mo>/</mo><mi>c</mi></mrow></msup></math>");
   assert.match(plain("exp(e_i) / Σ_k exp(e_k)"), /<mfrac><mrow><mi>exp.*<\/mrow><mrow><msub><mi>Σ.*<mi>exp<\/mi><mrow><mo>\(.*<\/mfrac><\/math>$/);
   assert.match(mathml("a < b"), /<mo>&#60;<\/mo>/); // never markup
   assert.doesNotThrow(() => mathml("x (")); // an open bracket ends with the line

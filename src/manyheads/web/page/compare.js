@@ -45,8 +45,8 @@ export class Comparison {
     this.other = new HeatMap();
     this.change = new HeatMap();
     this.lens = new HeatMap();
-    const maps = element("div", { class: "panels" }, this.other.root, this.change.root, this.lens.root);
-    this.root = element("section", { class: "comparison", "aria-label": "Comparison", hidden: true }, this.about, maps);
+    this.maps = element("div", { class: "panels" }, this.other.root, this.change.root, this.lens.root);
+    this.root = element("section", { class: "comparison", "aria-label": "Comparison", hidden: true });
   }
 
   /**
@@ -55,7 +55,8 @@ export class Comparison {
    */
   async show({ run, text, trace, map, layer, head }, beside, signal) {
     this.root.hidden = !beside;
-    if (!beside) return;
+    if (!beside) return this.root.replaceChildren();
+    this.root.replaceChildren(this.about, this.maps);
     // The same target for both: another translation would have other rows.
     const target = trace.output.kind === "text" ? trace.output.text : undefined;
     const other = await post("/api/trace", { run: beside, text, target }, signal);

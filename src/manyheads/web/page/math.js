@@ -95,7 +95,7 @@ export function mathml(text) {
 
   let inside = "";
   while (at < tokens.length) inside += row("") + (tokens[at] ?? "");
-  return `<math>${inside}</math>`;
+  return `<math displaystyle="true">${inside}</math>`;
 }
 
 /** MathML with the roles of its symbols. @param {string} markup @returns {Element} */
