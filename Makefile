@@ -63,8 +63,10 @@ notebooks: $(DEVELOP)
 mutants: $(DEVELOP)
 	$(BIN)/python scripts/mutants.py
 
+# The source distribution, and the wheel built from it.
 wheel: $(READY)
-	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist .
+	$(BIN)/pip install -q --disable-pip-version-check build -c constraints.txt
+	$(BIN)/python -m build --outdir dist .
 
 # Known vulnerabilities of the pinned versions; needs a network.
 audit: $(READY)
