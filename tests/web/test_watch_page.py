@@ -222,7 +222,7 @@ def test_space_plays_40_probes_at_30_frames_a_second(page: Any, folder: Path, ru
 def test_the_film_is_a_video_of_six_seconds(page: Any, tmp_path: Path) -> None:
     visit(page, PLACE)
     begun = time.monotonic()
-    page.locator(".saving summary").click()
+    page.locator(".watch-figure .saving summary").click()
     with page.expect_download(timeout=15_000) as download:
         page.get_by_role("button", name="Film").click()
     assert 6 < time.monotonic() - begun < 10
