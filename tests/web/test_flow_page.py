@@ -48,7 +48,7 @@ def test_a_box_shows_the_numbers_of_the_tensor(page: Any, address: str) -> None:
     facts = page.locator(".openbox .shape").first.inner_text()
     least, greatest = re.search(r"from (\S+) to (\S+?)$", facts).groups()  # type: ignore[union-attr]
     assert np.allclose([float(least), float(greatest)], [weights.min(), weights.max()], rtol=1e-4)
-    expect(page.locator(".openbox .formula")).to_contain_text("exp(e_ij)")
+    expect(page.locator(".openbox .formula mfrac")).to_have_text("exp(eij)Σkexp(eik)")
     expect(page.locator(".code pre")).to_contain_text("def dense_weights(")
 
 

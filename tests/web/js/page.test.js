@@ -138,7 +138,7 @@ test("the state is in the URL", () => {
   change({ head: "" }, { replace: true, quiet: true });
   assert.deepEqual(read(), { run: "demo", cell: "1,2" });
   assert.equal(told, 1); // the second was quiet
-  assert.equal(visited.length, 1); // and replaced the entry
+  assert.deepEqual(visited, ["/attention?run=demo&head=2&cell=1%2C2"]); // and replaced that entry
   change({ cell: "1,2" });
   assert.equal(visited.length, 1); // the same state is no new entry
 });

@@ -74,7 +74,7 @@ function build() {
       "div",
       { class: "panels" },
       element("div", { class: "stacked" }, made.translation, made.alternatives, made.list),
-      element("section", { class: "stacked", "aria-label": "Alignment" }, element("div", {}, made.which, made.note), made.map.root, made.gold.root),
+      element("section", { class: "stacked alignment", "aria-label": "Alignment" }, element("div", {}, made.which, made.note), made.map.root, made.gold.root),
     ),
   ];
 }
