@@ -18,14 +18,9 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import nn
 
+from manyheads import plugins
 from manyheads.config import Between, dump, kinds_of, parse, read_toml, to_toml
-from manyheads.data.images import ImageData
-from manyheads.data.labelled import LabelledData
-from manyheads.data.language import TextData
 from manyheads.data.masking import Objective
-from manyheads.data.music import MusicData
-from manyheads.data.summaries import SummaryData
-from manyheads.data.translation import FilesData, PhrasebookData
 from manyheads.decode.beam import Decode
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.folder import frame_for_model
@@ -35,7 +30,7 @@ from manyheads.nn.lora import Finetune, restrict
 from manyheads.nn.positions import Sinusoidal
 from manyheads.presets import ModelConfig
 from manyheads.tasks.spec import RunSettings, TaskSpec, kinds
-from manyheads.tasks.table import TASKS
+from manyheads.tasks.table import TASKS, Data
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Tokens
 from manyheads.train import checkpoint
@@ -62,8 +57,6 @@ FREE = {
         "train.activation_checkpointing",
     ),
 }
-
-Data = PhrasebookData | FilesData | SummaryData | TextData | LabelledData | ImageData | MusicData
 
 # --- settings ---
 
@@ -269,7 +262,7 @@ def read_run(folder: Path) -> Run:
         )
     if not (folder / SETTINGS).is_file():
         raise DataError(f"{folder} is not a run folder: it has no {SETTINGS}")
-    table = read_toml(folder / SETTINGS)
+    table = plugins.require(read_toml(folder / SETTINGS), folder)
     check_sound(folder / SETTINGS, SETTINGS)
     try:
         return parse_run(table)
@@ -286,7 +279,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 def settings_text(run: Run, folder: Path | None) -> str:
     """The content of run.toml: settings, after checksums of the tokenizer and of themselves."""
-    return with_sums(to_toml(dump(run)), SETTINGS, folder and folder / TOKENIZER)
+    text = to_toml(dump(run) | plugins.record(run))
+    return with_sums(text, SETTINGS, folder and folder / TOKENIZER)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from manyheads.errors import UserError
+from manyheads.evaluate.scores import METRICS
 from manyheads.loading import load_torch_run
 from manyheads.run import Run
 from manyheads.view.figures import curves
@@ -71,7 +72,8 @@ def compare_runs(
 def table_of(rows: list[dict[str, Any]], title: str) -> Table:
     """One line a run, one column a score."""
     table = Table(title=title)
-    columns = [name for name in SHOWN if any(name in row for row in rows)]
+    known = [*SHOWN, *(metric.name for metric in METRICS)]
+    columns = [name for name in known if any(name in row for row in rows)]
     for column in ("settings", "parameters", *columns):
         first = column == "settings"
         table.add_column(column, justify="left" if first else "right", no_wrap=first)

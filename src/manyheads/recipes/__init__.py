@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from manyheads import plugins
 from manyheads.config import assign, kinds_of, nearest, override_all, read_toml
 from manyheads.errors import UserError
 from manyheads.nn.block import on_meta
@@ -60,7 +61,7 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
         path = Path(str(resources.files(__name__) / f"{name}{SUFFIX}"))
     elif not path.is_file():
         raise UserError(f"there is no recipe '{name}': {nearest(name, recipes())}")
-    table = read_toml(path)
+    table = plugins.require(read_toml(path), path)
     try:
         run = parse_run(table)
     except UserError as error:

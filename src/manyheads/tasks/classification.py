@@ -25,7 +25,7 @@ from manyheads.data.labelled import Labelled, LabelledData, class_indices
 from manyheads.data.language import TextData, room_for_text
 from manyheads.errors import UserError
 from manyheads.evaluate.labels import class_report, label_scores
-from manyheads.evaluate.scores import Scores
+from manyheads.evaluate.scores import Scores, add_plugin_metrics
 from manyheads.models.bert import BertConfig
 from manyheads.models.heads import Classify, Pooler
 from manyheads.tasks import pretraining
@@ -173,6 +173,7 @@ def evaluate(
     else:
         class_indices(part, names)  # refuses labels that the model does not know
     scores = label_scores(data.metrics(names), values, part.labels, names[-1])
+    scores = add_plugin_metrics(scores, "classification", values, part.labels)
     if by_class and not data.regression:
         scores["classes"] = class_report(values, part.labels, names)
     return scores | {"split": split_name, "examples": len(lines)}

@@ -5,6 +5,7 @@ import math
 from torch import nn
 
 from manyheads.nn.attention import CrossAttention, SelfAttention
+from manyheads.nn.experts import ExpertFeedForward
 from manyheads.nn.layers import ACTIVATIONS, FeedForward, GatedFeedForward, LMHead, Residual
 from manyheads.nn.positions import (
     AlibiPosition,
@@ -48,7 +49,8 @@ def pair_score(part: Score, channels: int, product: str = "q_i · k_j") -> str:
         return "(U q)ᵀ (V k)"
     if isinstance(part, AdditiveScore):
         return "wᵀ tanh(A q + B k)"
-    assert isinstance(part, InnerScore)
+    if not isinstance(part, InnerScore):  # a plug-in's score
+        return f"{type(part).__name__}(q_i, k_j)"
     if math.isclose(part.scale, channels**-0.5):
         return f"{product} / √c"
     return product if part.scale == 1.0 else f"{part.scale:g} · {product}"
@@ -136,7 +138,9 @@ def hidden(part: FeedForward | GatedFeedForward) -> str:
 def feedforward(part: nn.Module) -> str:
     if isinstance(part, FeedForward | GatedFeedForward):
         return f"FFN(x) = h W₂{plus_bias(part.outer, 'b₂')}"
-    return "Σ_e g_e(x) · FFN_e(x) over the chosen experts e"
+    if isinstance(part, ExpertFeedForward):
+        return "Σ_e g_e(x) · FFN_e(x) over the chosen experts e"
+    return f"{type(part).__name__}(x)"
 
 
 def logits(part: LMHead) -> str:
