@@ -285,10 +285,11 @@ def _options(hint: Any) -> tuple[Any, ...]:
 
 def extend(union: Any, part: Any) -> None:
     """Add a part to a union, wherever settings have that union or one that includes it."""
-    if not dataclasses.is_dataclass(part) or not isinstance(getattr(part, "kind", None), str):
+    kind = getattr(part, "kind", None)
+    if not hasattr(part, "__dataclass_fields__") or kind is None:
         raise UserError(f"{part!r} is not a dataclass with a kind")
-    if part.kind in _kinds(union):
-        raise UserError(f"there is a kind '{part.kind}' already: choose another name")
+    if kind in _kinds(union):
+        raise UserError(f"there is a kind '{kind}' already: choose another name")
     EXTENSIONS.append((frozenset(get_args(union)), part))
 
 

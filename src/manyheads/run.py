@@ -34,6 +34,7 @@ from manyheads.tasks.table import TASKS, Data
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Tokens
 from manyheads.train import checkpoint
+from manyheads.train.loggers import Callback
 from manyheads.train.loop import Trainer
 from manyheads.train.optimizer import Train
 from manyheads.train.step import ONE_PROCESS, World
@@ -52,6 +53,7 @@ FREE = {
         "train.probes",
         "train.probe_weights",
         "train.log_every",
+        "train.log_to",
         "train.parallel",
         "train.compile",
         "train.activation_checkpointing",
@@ -330,10 +332,12 @@ def train_run(
     report: Callable[[str], None] = lambda line: None,
     *,
     fresh: bool = False,
+    callback: Callback | None = None,
 ) -> None:
     """Train a run into a folder, to the end, from where the folder stands; `Stopped` by a signal.
 
-    `report` gets remarks on the data and the model; `fresh` deletes the run in the folder first.
+    `report` gets remarks on the data and the model, `callback` the metrics; `fresh` deletes the run
+    in the folder first.
     """
     if world.is_main:
         check_folder(folder)
@@ -342,7 +346,7 @@ def train_run(
     is_new, is_begun = not folder.exists(), (folder / SETTINGS).exists()
     with locked(folder) if world.is_main else contextlib.nullcontext():
         try:
-            trainer = make_trainer(run, folder, device, world)
+            trainer = make_trainer(run, folder, device, world, callback)
         except UserError:
             if not is_begun and world.is_main:  # leave nothing that refuses other settings
                 for name in (SETTINGS, TOKENIZER):
@@ -378,7 +382,11 @@ def delete_run(folder: Path) -> None:
 
 
 def make_trainer(
-    run: Run, folder: Path, device: torch.device, world: World = ONE_PROCESS
+    run: Run,
+    folder: Path,
+    device: torch.device,
+    world: World = ONE_PROCESS,
+    callback: Callback | None = None,
 ) -> Trainer:
     """A trainer for the run, at the step where its folder stands."""
     make_task = run.spec.prepare
@@ -413,6 +421,8 @@ def make_trainer(
         saved_model=saved,
         world=world,
         probe=run.spec.probe(task, model, folder) if run.train.probes and can_probe else None,
+        settings=dump(run),
+        callback=callback,
     )
 
 

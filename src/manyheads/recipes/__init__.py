@@ -15,6 +15,7 @@ from manyheads.nn.block import on_meta
 from manyheads.presets import PRESETS, ModelConfig, preset
 from manyheads.run import Run, choose_device, parse_run, train_run
 from manyheads.tasks.spec import kinds
+from manyheads.train.loggers import Callback
 
 if TYPE_CHECKING:
     from manyheads.loading import LoadedRun
@@ -34,19 +35,20 @@ def train(
     overrides: Sequence[str] | Mapping[str, object] = (),
     out: str | Path | None = None,
     device: str = "auto",
+    callback: Callback | None = None,
 ) -> "LoadedRun":
     """Train a recipe, or resume it, and load the result: `train("phrasebook", {"seed": 2})`.
 
     `recipe` is a built-in name or a TOML file, `overrides` are settings by name or as texts
-    `a.b=c`, `out` is the run folder (by default runs/RECIPE). A folder that is trained already is
-    only loaded.
+    `a.b=c`, `out` is the run folder (by default runs/RECIPE). `callback(step, split, scores)` gets each
+    line of metrics.jsonl while it trains. A folder that is trained already is only loaded.
     """
     from manyheads.loading import load
 
     if isinstance(overrides, Mapping):
         overrides = [f"{name}={value}" for name, value in overrides.items()]
     folder, run = Path(out or Path("runs") / Path(recipe).stem), read_recipe(recipe, overrides)
-    train_run(run, folder, choose_device(device))
+    train_run(run, folder, choose_device(device), callback=callback)
     return load(folder, device)
 
 
