@@ -18,12 +18,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from manyheads import cli
 from manyheads.commands import training
 from manyheads.config import parse
 from manyheads.decode import translate as translate_module
+from manyheads.loading import load_run
+from manyheads.models.capture import capture
 from manyheads.recipes import read_recipe, recipes
 from manyheads.run import Run, read_run
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -634,6 +637,35 @@ def test_tokenize_shows_the_merges(run: Path) -> None:
     assert (values["text"], values["ids"]) == ("the dog", ids)
     assert values["pieces"] == values["steps"][-1]["pieces"] == tokenizer.subwords(ids)
     assert "".join(values["pieces"]) == "the dog"
+
+
+def test_capture_saves_activations_by_name(run: Path, tmp_path: Path) -> None:
+    acts, text = tmp_path / "acts.safetensors", "The dog sees."
+    printed = result("capture", run, text, "--target", "Der Hund.", "--out", acts)
+    tensors = load_file(acts)
+    assert {line.split()[0] for line in printed.splitlines()} == set(tensors)
+    loaded: Any = load_run(run)
+    tokenizer, special = loaded.tokenizer, loaded.translator().special_tokens
+    source = torch.tensor([special.source(tokenizer.encode(text))])
+    target = torch.tensor([[special.start, *tokenizer.encode("Der Hund.")]])
+    with torch.no_grad(), capture(loaded.model) as maps:
+        loaded.model(source, target)
+    for name, weights in (
+        ("encoder.self.weights", maps.all("self", "encoder")),
+        ("decoder.self.weights", maps.all("self", "decoder")),
+        ("decoder.cross.weights", maps.all("cross")),
+    ):
+        torch.testing.assert_close(tensors[name], torch.cat(weights))
+    with safe_open(acts, "pt") as file:
+        tokens = json.loads(file.metadata()["encoder.tokens"])
+    assert tokens == tokenizer.subwords(source[0].tolist())
+    assert tensors["encoder.layer.input"].shape == (1, len(tokens), 16)
+    (tmp_path / "texts.txt").write_text("The dog.\nThe cat sees.\n", "utf-8")
+    result("capture", run, tmp_path / "texts.txt", "--only", "*.self.q", "-o", acts)
+    parts = ("encoder.self.q", "decoder.self.q")
+    assert set(load_file(acts)) == {f"{line}/{name}" for line in (1, 2) for name in parts}
+    assert "names no tensor" in mistake("capture", run, text, "--only", "x", "-o", acts)
+    assert "shorten it" in mistake("capture", run, text * 200, "-o", acts)
 
 
 def test_compare_gives_a_table_and_a_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from manyheads.commands.exchange import export, import_folder
 from manyheads.commands.figure import figure
 from manyheads.commands.generate import generate
 from manyheads.commands.help import Command, Group
-from manyheads.commands.inspect import info, tokenize
+from manyheads.commands.inspect import capture, info, tokenize
 from manyheads.commands.options import with_plugins
 from manyheads.commands.quiz import quiz
 from manyheads.commands.scale import scale
@@ -44,6 +44,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Inspect": {
         "evaluate": evaluate,
         "info": info,
+        "capture": capture,
         "tokenize": tokenize,
         "view": view,
         "figure": figure,

@@ -129,7 +129,7 @@ def train(
       train.precision, ... : manyheads settings RECIPE train
       model=PRESET trains a published model: transformer-base, bert-base, gpt2, ...
       init=FOLDER starts from pretrained weights: a run or an imported model.
-      Metrics go to metrics.jsonl; train.log_to=tensorboard|wandb|trackio sends them on.
+      Metrics go to metrics.jsonl; train.log_to=tensorboard sends them on.
       The weights of the best validation loss are kept (train.checkpoint).
       train.patience=N stops early, after N validations without a better loss.
 

@@ -40,8 +40,8 @@ def train(
     """Train a recipe, or resume it, and load the result: `train("phrasebook", {"seed": 2})`.
 
     `recipe` is a built-in name or a TOML file, `overrides` are settings by name or as texts
-    `a.b=c`, `out` is the run folder (by default runs/RECIPE). `callback(step, split, scores)` gets each
-    line of metrics.jsonl while it trains. A folder that is trained already is only loaded.
+    `a.b=c`, `out` is the run folder (by default runs/RECIPE). `callback(step, split, scores)` gets
+    each line of metrics.jsonl while it trains. A folder that is trained already is only loaded.
     """
     from manyheads.loading import load
 
