@@ -512,6 +512,30 @@ def test_the_beam_is_as_wide_as_the_list(run: Path, monkeypatch: pytest.MonkeyPa
     assert widths == [5, 9, 3, 1]
 
 
+@pytest.mark.parametrize("engine", ["torch", "ctranslate2"])
+def test_alignment_and_scores_follow_the_text(run: Path, engine: str) -> None:
+    if engine == "ctranslate2":
+        pytest.importorskip("ctranslate2")
+    words = ("translate", run, "--engine", engine, "--device", "cpu")
+    stdin = b"The dog sleeps.\n\nThe cat sees the dog.\n"
+    plain = result(*words, stdin=stdin).splitlines()
+    lines = result(*words, "--alignment", "--scores", stdin=stdin).splitlines()
+    assert [line.split(" ||| ")[0] for line in lines] == plain
+    for line, source in zip(lines, stdin.decode().splitlines(), strict=True):
+        text, links, log_probs = line.split(" ||| ")
+        pairs = [tuple(map(int, link.split("-"))) for link in links.split()]
+        assert [target for _, target in pairs] == list(range(len(text.split()) if pairs else 0))
+        assert all(place < len(source.split()) for place, _ in pairs)
+        assert all(float(value) < 0 for value in log_probs.split())
+        assert bool(log_probs) == bool(source)
+    if engine == "torch":
+        n_best = result(*words, "--n-best", "2", "--scores", stdin=stdin).splitlines()
+        assert [line.count(" ||| ") for line in n_best] == [3] * 5
+    both = mistake(*words[:2], "--ensemble", run, "--scores", stdin=stdin)
+    assert "leave out --ensemble" in both
+    assert "leave out --sample" in mistake(*words[:2], "--sample", "--scores", stdin=stdin)
+
+
 def test_a_line_that_is_too_long_is_translated_in_parts(run: Path) -> None:
     text = "short\n" + "many words " * 100 + "\nshort\n"
     code, printed, said = call("translate", run, stdin=text.encode())
