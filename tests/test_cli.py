@@ -663,6 +663,20 @@ def test_tokenize_shows_the_merges(run: Path) -> None:
     assert "".join(values["pieces"]) == "the dog"
 
 
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "words"])
+def test_tokenize_learns_a_vocabulary(kind: str, tmp_path: Path) -> None:
+    corpus, out = tmp_path / "corpus.txt", tmp_path / "tokenizer.json"
+    corpus.write_text("the unbelievable dog\nthe believable cat\n" * 20, "utf-8")
+    words = ("tokenize", "--learn", corpus, "--kind", kind, "--size", "600")
+    shown = json.loads(result(*words, "--out", out, "the", "dog", "--json"))
+    saved = Tokenizer.load(out)
+    assert saved.kind == kind
+    assert shown["ids"] == saved.encode("the dog")
+    assert result("tokenize", out, "the dog") == result(*words, "the dog")
+    assert "'wordpiece'" in mistake("tokenize", "--learn", corpus, "--kind", "wordpeice", "a")
+    assert "--learn FILE" in mistake("tokenize", out)
+
+
 def test_capture_saves_activations_by_name(run: Path, tmp_path: Path) -> None:
     acts, text = tmp_path / "acts.safetensors", "The dog sees."
     printed = result("capture", run, text, "--target", "Der Hund.", "--out", acts)

@@ -5,14 +5,18 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from manyheads.commands import options
 from manyheads.commands.options import argument, option
 from manyheads.commands.shared import choose, print_json, say, write
 from manyheads.errors import UserError
 
+if TYPE_CHECKING:
+    from manyheads.tokenizer.tokenizer import Tokenizer
+
 _COST = "Cost of a training"
+_LEARN = "Learn a vocabulary"
 ACTIVATIONS = ("*.layer.input", "*.states", "*.weights")  # captured unless --only names others
 _ONLY = "Names, e.g. '*.self.q' or '*' for all (repeatable) [default: residual stream and weights]"
 
@@ -140,21 +144,47 @@ def capture(
 
 
 def tokenize(
-    run: Annotated[Path, argument("RUN", "A run folder or a tokenizer.json")],
-    text: Annotated[list[str], argument("TEXT", "Text to tokenize")],
+    words: Annotated[
+        list[str], argument("RUN TEXT", "A run folder or a tokenizer.json, and a text")
+    ],
+    learn: Annotated[
+        list[Path] | None,
+        option(
+            "Learn a vocabulary from this file (repeatable); no RUN", metavar="FILE", panel=_LEARN
+        ),
+    ] = None,
+    kind: Annotated[
+        str, option("bpe, wordpiece, characters or words", metavar="NAME", panel=_LEARN)
+    ] = "bpe",
+    size: Annotated[int, option("Most tokens of the vocabulary", panel=_LEARN)] = 8000,
+    out: Annotated[
+        Path | None, options.out_option("Save the learned vocabulary as a tokenizer.json")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Show how a text is split into tokens, merge by merge.
 
     Examples
       $ manyheads tokenize runs/demo unbelievable
+      $ manyheads tokenize --learn corpus.txt --kind words --size 4000 unbelievable
+      $ manyheads tokenize --learn a.en --learn a.de -o tokenizer.json unbelievable
     """
     from manyheads.run import read_tokenizer
     from manyheads.tokenizer.tokenizer import Tokenizer
     from manyheads.tokenizer.trace import Step
 
-    tokenizer = read_tokenizer(run) if run.is_dir() else Tokenizer.load(run)
-    joined = " ".join(text)
+    if learn:
+        tokenizer, joined = _learned(learn, kind, size), " ".join(words)
+        if out is not None:
+            tokenizer.save(out)
+        say(f"{tokenizer.kind}, {tokenizer.vocab_size} tokens" + (f": {out}" if out else ""))
+    elif len(words) < 2 or out is not None:
+        raise UserError(
+            "tokenize needs RUN and TEXT, or --learn FILE: see manyheads tokenize --help"
+        )
+    else:
+        run, joined = Path(words[0]), " ".join(words[1:])
+        tokenizer = read_tokenizer(run) if run.is_dir() else Tokenizer.load(run)
     ids = tokenizer.encode(joined)
     try:
         steps = tokenizer.trace(joined)
@@ -169,3 +199,13 @@ def tokenize(
         merge = f"{step.merged}" + ("" if step.rank is None else f"  (merge {step.rank + 1})")
         write("  " + "|".join(step.subwords) + (f"    ← {merge}" if step.merged else "") + "\n")
     write(f"{len(ids)} tokens: {' '.join(map(str, ids))}\n")
+
+
+def _learned(files: list[Path], kind: str, size: int) -> "Tokenizer":
+    """A vocabulary of all lines of some files."""
+    from manyheads.config import parse
+    from manyheads.data.corpus import read_lines
+    from manyheads.tokenizer.train import Tokens
+
+    tokens = parse(Tokens, {"kind": kind, "vocab_size": size}, "--kind")
+    return tokens.train(line for file in files for line in read_lines(file))

@@ -6,7 +6,14 @@ from torch import nn
 
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.experts import ExpertFeedForward
-from manyheads.nn.layers import ACTIVATIONS, FeedForward, GatedFeedForward, LMHead, Residual
+from manyheads.nn.layers import (
+    ACTIVATIONS,
+    FeedForward,
+    GatedFeedForward,
+    LMHead,
+    NoResidual,
+    Residual,
+)
 from manyheads.nn.positions import (
     AlibiPosition,
     BucketPosition,
@@ -113,13 +120,18 @@ def projected(letter: str, part: SelfAttention | CrossAttention, position: Posit
 
 
 def norm(part: nn.Module) -> str:
+    if isinstance(part, nn.Identity):
+        return "x: the model has no norms"
+    gain, bias = ("γ ", " + β") if getattr(part, "weight", None) is not None else ("", "")
     if isinstance(part, nn.RMSNorm):
-        return "RMSNorm(x) = γ x / √(mean(x²) + ε)"
-    return "LayerNorm(x) = γ (x − μ) / √(σ² + ε) + β"
+        return f"RMSNorm(x) = {gain}x / √(mean(x²) + ε)"
+    return f"LayerNorm(x) = {gain}(x − μ) / √(σ² + ε){bias}"
 
 
 def summed(part: Residual, inside: str) -> str:
     """x + f(…) with the norm before (pre) or after (post) the sum."""
+    if isinstance(part, NoResidual):
+        return f"{inside}(…) without x: no residual connection"
     if part.placement == "pre":
         return f"x + {inside}(Norm(x))"
     return f"x + {inside}(x),  then Norm of it"
