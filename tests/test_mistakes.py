@@ -160,7 +160,7 @@ ERRORS = [
     # Trained models to start from
     ("train classify init=runs/nowhere", 2, "init=runs/nowhere"),
     ("train classify data.folder=table init=empty", 3, "empty"),
-    ("train classify data.folder=table init=RUN/gpt", 2, "bert"),
+    ("train bert-mini data.folder=text init=RUN/gpt", 2, "bert"),
     ("train language data.folder=text init=RUN/bert", 2, "bert"),
     ("train classify data.folder=table init=RUN/images", 2, "vit"),
     ("train language data.folder=text init=exported", 2, "exported"),

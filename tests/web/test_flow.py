@@ -343,6 +343,7 @@ def test_what_cannot_be_followed_is_refused(client: TestClient) -> None:
         (Seq2SeqConfig(**SIZES, norm=Norm(placement="none")), "the model has no norms"),
     ],
 )
+@torch.no_grad()
 def test_parts_that_are_switched_off_say_so(
     config: Any, formula: str, tokenizer: Tokenizer
 ) -> None:

@@ -27,6 +27,7 @@ from manyheads.errors import UserError
 from manyheads.evaluate.labels import class_report, label_scores
 from manyheads.evaluate.scores import Scores, add_plugin_metrics
 from manyheads.models.bert import BertConfig
+from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Classify, Pooler
 from manyheads.tasks import pretraining
 from manyheads.tasks.encode import segments_of
@@ -204,13 +205,13 @@ def fit_model(run: RunSettings, part: Labelled) -> Any:
 
 
 def finetune(config: BertConfig | ElmoConfig, run: RunSettings) -> BertConfig | ElmoConfig:
-    """A new classification head on a pretrained encoder."""
+    """A new classification head on a pretrained encoder, or on a decoder's last position."""
     if isinstance(config, ElmoConfig):
         return replace(config, head=Classify())
     return replace(
         config,
         head=Classify(),
-        pooler=config.pooler or Pooler(over="first"),
+        pooler=None if config.causal else config.pooler or Pooler(over="first"),
         next_sentence=None,
         init="normal",  # small weights for new heads
     )
@@ -227,7 +228,7 @@ SPEC = TaskSpec(
     fit_model=fit_model,
     prepare=ClassificationTask,
     finetune=finetune,
-    finetunes=(ElmoConfig,),
+    finetunes=(ElmoConfig, GptConfig),
     evaluate=evaluate,
     example=pretraining.example,
 )
