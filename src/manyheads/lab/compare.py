@@ -57,7 +57,8 @@ def compare_runs(
         assert run.data is not None  # a recipe has them
         scores = opened.evaluate(run.data, split)
         count = sum(p.numel() for p in opened.model.parameters())
-        rows.append({"settings": name, "parameters": count, "folder": str(folder), **scores})
+        about = {"parameters": count, "dim": run.model.dim, "steps": run.train.steps}
+        rows.append({"settings": name, **about, "folder": str(folder), **scores})
         lines[name] = validation_curve(folder)
     picture = out / "compare.png"
     try:
@@ -74,12 +75,15 @@ def table_of(rows: list[dict[str, Any]], title: str) -> Table:
     table = Table(title=title)
     known = [*SHOWN, *(metric.name for metric in METRICS)]
     columns = [name for name in known if any(name in row for row in rows)]
-    for column in ("settings", "parameters", *columns):
+    # Sizes that a match has changed.
+    sizes = [size for size in ("dim", "steps") if len({row[size] for row in rows}) > 1]
+    for column in ("settings", "parameters", *sizes, *columns):
         first = column == "settings"
         table.add_column(column, justify="left" if first else "right", no_wrap=first)
     for row in rows:
         numbers = [f"{row[name]:.3f}" if name in row else "" for name in columns]
-        table.add_row(row["settings"], f"{row['parameters']:,}", *numbers)
+        about = [f"{row[size]:,}" for size in ("parameters", *sizes)]
+        table.add_row(row["settings"], *about, *numbers)
     return table
 
 
