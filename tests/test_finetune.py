@@ -136,6 +136,25 @@ def test_a_decoder_is_read_at_its_last_token(
     assert loaded.tokenizer.framed(["once"])[0][0][-1] == loaded.tokenizer.separator
 
 
+def test_an_imported_decoder(texts: Path, tmp_path: Path) -> None:
+    """GPT-2's tokenizer has no [CLS] and [SEP]: the end of a text stands for it."""
+    folders = pytest.importorskip("tests.exchange.folders")
+    folder, theirs = folders.saved(tmp_path / "theirs", "gpt2")
+    actual = classifier(folder, texts, tmp_path / "run")
+    [batch] = actual.task.batches(0)
+    model: Any = actual.model.eval()
+    real = torch.ones_like(batch.tokens) if batch.mask is None else batch.mask
+    with torch.no_grad():
+        expected = theirs.transformer(batch.tokens, attention_mask=real.long()).last_hidden_state
+        last = expected[torch.arange(len(real)), real.sum(1) - 1]
+        outputs = model(batch.tokens, batch.mask)
+        torch.testing.assert_close(outputs, model.head(last), rtol=1e-4, atol=1e-4)
+    actual.run()
+    loaded = load_run(tmp_path / "run")
+    assert loaded.tokenizer.framed(["the dog"])[0][0][-1] == load_run(folder).tokenizer.end
+    assert len(loaded.classify(["the dog", "the small tree"])) == 2
+
+
 def test_an_imported_encoder(texts: Path, tmp_path: Path) -> None:
     folders = pytest.importorskip("tests.exchange.folders")
     folder, theirs = folders.saved(tmp_path / "theirs", "bert")
