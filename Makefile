@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEVELOP := .venv/.develop
 
-.PHONY: demo test test-slow test-gpu lint bench bench-gpu docs mutants wheel audit clean
+.PHONY: demo test test-slow test-gpu lint bench bench-gpu docs notebooks mutants wheel audit clean
 
 demo: $(READY)
 	$(BIN)/manyheads demo
@@ -43,6 +43,11 @@ docs: $(DEVELOP)
 	$(BIN)/python -m sphinx -q -W --keep-going docs docs/_build
 	$(BIN)/python -m pytest -q tests/docs
 
+# Executes docs/notebooks; `make notebooks docs` shows their outputs on the site.
+notebooks: $(DEVELOP)
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[notebooks]' -c constraints.txt
+	$(BIN)/python docs/run_notebooks.py
+
 # Changes the code in 200 small ways, and counts the changes that no test notices.
 mutants: $(DEVELOP)
 	$(BIN)/python scripts/mutants.py
@@ -73,4 +78,4 @@ $(DEVELOP): $(READY)
 	@touch $@
 
 clean:
-	rm -rf .venv build dist docs/_build docs/reference/generated src/*.egg-info
+	rm -rf .venv build dist docs/_build docs/reference/generated docs/notebooks/generated src/*.egg-info

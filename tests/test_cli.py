@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import gzip
 import io
 import json
 import os
@@ -355,8 +356,62 @@ def test_a_users_own_files(tmp_path: Path) -> None:
         words = ("evaluate", tmp_path / "run", f"data.target={target}", "--json")
         signature = json.loads(result(*words))["signature"]["bleu"]
         assert any(f"tok:{name}" in signature for name in ("zh", "ja-mecab", "char"))
-    other = json.loads(result("evaluate", tmp_path / "run", "--tokenize", "char", "--json"))
+    other = json.loads(result("evaluate", tmp_path / "run", "--bleu-tokenize", "char", "--json"))
     assert "tok:char" in other["signature"]["bleu"]
+
+
+def test_a_users_own_tables(tmp_path: Path) -> None:
+    """Trained from a table, evaluated on compressed files, standard input and another table."""
+    rows = [
+        {"pair": {"en": f"a{i} b{i}", "ja": f"犬{i}猫{i}"}, "text": f"犬{i}猫{i}"}
+        for i in range(40)
+    ]
+    table = tmp_path / "pairs.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[0]]))
+    small = [setting for setting in TINY if not setting.startswith("data.")]
+    columns = ("data.source_column=pair.en", "data.target_column=pair.ja")
+    words = ("train", "translation", f"data.train={table}", f"data.valid={table}", *columns, *small)
+    code, _, said = call(*words, "-o", tmp_path / "run")
+    assert code == 0, said
+    assert "41 of 41 pairs of 'valid' also occur in training" in said
+    assert "--bleu-tokenize" not in said
+    unnamed = (*words, "data.target_column=text", "-o", tmp_path / "unnamed")
+    assert "--bleu-tokenize" in call(*unnamed)[2]  # no language is named: BLEU has 13a
+    source, reference = tmp_path / "in.gz", tmp_path / "out.txt"
+    source.write_bytes(gzip.compress(b"a1 b1\na2 b2\n"))
+    reference.write_text("犬1猫1\n犬2猫2\n")
+    table.unlink()
+    files = ("--reference", reference, "--json")
+    scores = json.loads(result("evaluate", tmp_path / "run", "--source", source, *files))
+    assert "tok:ja-mecab" in scores["signature"]["bleu"]
+    code, printed, _ = call(
+        "evaluate", tmp_path / "run", "--source", "-", *files, stdin=b"a1 b1\na2 b2\n"
+    )
+    assert (code, json.loads(printed)["chrf"]) == (0, scores["chrf"])
+    other = tmp_path / "other.csv"
+    other.write_text("en,ja\na1 b1,犬1猫1\na2 b2,犬2猫2\n")
+    columns = ("data.source_column=en", "data.target_column=ja", f"data.test={other}")
+    scores |= {"chrf": json.loads(result("evaluate", tmp_path / "run", *columns, "--json"))["chrf"]}
+    assert json.loads(printed)["chrf"] == scores["chrf"]
+    broken = other.write_text("en,ja\na1 b1,\n")
+    code, _, said = call("evaluate", tmp_path / "run", *columns)
+    assert (code, broken) == (3, 13)
+    assert f"{other}:2: 'ja' is empty" in said
+
+
+def test_a_test_set_elsewhere_is_scored_without_the_training_data(tmp_path: Path) -> None:
+    folder = tmp_path / "books"
+    folder.mkdir()
+    (folder / "a.txt").write_text("the cat sees a dog and the dog sees a cat\n" * 40)
+    small = [setting for setting in TINY if not setting.startswith(("data.", "decode."))]
+    words = ("train", "language", f"data.folder={folder}", *small, "model.max_length=16")
+    code, _, said = call(*words, "-o", tmp_path / "run")
+    assert code == 0, said
+    shutil.rmtree(folder)
+    test = tmp_path / "test.jsonl"
+    test.write_text('{"body": "the dog sees a dog"}\n{"body": "a cat"}\n')
+    words = (f"data.test={test}", "data.text=body", "--json")
+    assert json.loads(result("evaluate", tmp_path / "run", *words))["bits_per_byte"] > 0
 
 
 # --- evaluate ---

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 
 from manyheads.config import dump
 from manyheads.data.batching import Ragged
-from manyheads.data.translation import Corpus, EncodedPairs, FilesData
+from manyheads.data.translation import Corpus, EncodedPairs, FilesData, PhrasebookData
 from manyheads.decode.beam import SpecialTokens
 from manyheads.decode.translate import BREAKS, BaseTranslator
 from manyheads.errors import UserError
@@ -68,7 +68,7 @@ class Distillation:
     def prepare(self, out: Path, report: Callable[[str], None], *, fresh: bool = False) -> Run:
         """The student's run with its data, tokenizer and shortlist in place, ready to be trained.
 
-        Can be repeated: what is complete is only checked.
+        A second call checks complete parts and makes the others.
         """
         teacher, run = self.teacher, self._student()
         if out.resolve() == teacher.folder.resolve():
@@ -76,8 +76,8 @@ class Distillation:
         check_folder(out)
         if fresh:
             delete_run(out)
-        assert run.data is not None  # a recipe has data
-        corpus: Corpus = run.data.read("train")
+        assert isinstance(run.data, FilesData | PhrasebookData)  # those of the task
+        corpus = run.data.read("train")
         decode = {} if self.beam is None else {"beam": self.beam}
         translator = teacher.translator(**decode)
         weights = {name: x.cpu().contiguous() for name, x in teacher.model.state_dict().items()}
@@ -89,7 +89,7 @@ class Distillation:
         names = language_pair(run.data)
         names = names if all(names) and names[0] != names[1] else ("source", "target")
         data = FilesData(folder=str(pairs), source=names[0], target=names[1], empty_lines="skip")
-        splits = {
+        splits: dict[str, Corpus] = {
             name: run.data.read(name) for name in ("valid", "test") if name in run.data.splits()
         }
         model = dataclasses.replace(run.model, vocab_size=teacher.tokenizer.vocab_size)
@@ -133,7 +133,7 @@ class Distillation:
             return
         tokenizer, length = self.teacher.tokenizer, run.model.max_length
         frame = SpecialTokens(tokenizer, run.decode).frame
-        assert run.data is not None
+        assert isinstance(run.data, FilesData)
         train, valid = (
             EncodedPairs(run.data.read(split), tokenizer, length, "skip", frame)
             for split in ("train", "valid")
@@ -255,7 +255,7 @@ class Shortlist:
     def coverage(self, sources: Ragged, targets: Ragged) -> tuple[float, float]:
         """The share of target tokens that are candidates, and the mean number of candidates.
 
-        Of each sentence by itself: a batch has the candidates of all its sentences.
+        Each sentence is counted separately; a batch has the candidates of all its sentences.
         """
         covered = tokens = size = 0
         for source, target in zip(sources.rows(), targets.rows(), strict=True):
@@ -284,10 +284,10 @@ def model1(
     keys = sources.flat[x_index].astype(np.int64) * size + targets.flat[y_index]
     pairs, link = np.unique(keys, return_inverse=True)
     x, y = pairs // size, pairs % size
-    table = np.ones(len(pairs))
+    table: Float[np.ndarray, " n"] = np.ones(len(pairs))
     for _ in range(ROUNDS):
         weights = table[link]
         weights /= np.bincount(y_index, weights)[y_index]
-        table = np.bincount(link, weights)
-        table /= np.bincount(x, table)[x]
+        expected = np.bincount(link, weights)
+        table = expected / np.bincount(x, expected)[x]
     return x, y, table

@@ -107,7 +107,10 @@ class LoadedRun(LoadedModel):
         min_p: float = 0.0,
         seed: int = 0,
     ) -> list[str]:
-        """The text after each prompt: the likeliest tokens, or sampled at a temperature above 0."""
+        """The text after each prompt: the likeliest tokens, or sampled at a temperature above 0.
+
+        The command `generate` samples by default, with temperature=0.8 and seed=1.
+        """
         loaded = self
         if temperature > 0 and isinstance(self, TorchRun):  # no engine to start for sampling
             loaded = self.with_engine(IN_TORCH)

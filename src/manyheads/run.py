@@ -20,6 +20,7 @@ from torch import nn
 
 from manyheads import plugins
 from manyheads.config import Between, dump, kinds_of, parse, read_toml, to_toml
+from manyheads.data.corpus import report_leaks
 from manyheads.data.masking import Objective
 from manyheads.decode.beam import Decode
 from manyheads.errors import DataError, UserError
@@ -398,7 +399,8 @@ def make_trainer(
     with world.main_first():  # the others read what the first has written
         run, tokenizer = prepare(run, folder, part)
     task = make_task(run, part, valid, tokenizer, device)
-    task.notes = [*task.notes, *_warn_embedding_scale(run)]
+    leaks = report_leaks(run.data, part, valid) if world.is_main else []
+    task.notes = [*task.notes, *_warn_embedding_scale(run), *leaks]
     torch.manual_seed(run.seed)
     model = run.model.build()
     if run.init and not checkpoint.is_begun(folder):

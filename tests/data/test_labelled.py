@@ -199,7 +199,7 @@ def test_tables_may_be_csv_or_json_lines(name: str, table: str, tmp_path: Path) 
     assert (part.texts, part.labels) == (['good, "very"\nfilm', "bad"], ["yes", "no"])
     write(tmp_path / "mine.csv", 'label,text\nyes,"good\n')
     mine = LabelledData(folder=str(tmp_path), train="mine.csv", valid="mine.csv")
-    assert mine.read("train").texts == ["good"]  # an open quote ends with the file
+    assert refusal(DataError, mine.read, "train").startswith(f"{tmp_path / 'mine.csv'}:2: ")
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_a_line_break_in_a_translation_is_a_space(echo: Echo, n_best: int) -> No
 def test_bytes_that_are_not_utf8_are_refused_with_their_line(echo: Echo, number: int) -> None:
     lines = [b"The dog."] * 4
     lines[number - 1] = b"Caf\xe9 noir"
-    with pytest.raises(DataError, match=rf"line {number} .*byte 4"):
+    with pytest.raises(DataError, match=rf"input:{number}: .*byte 4"):
         lines_of(echo, b"\n".join(lines))
 
 

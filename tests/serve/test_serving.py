@@ -19,7 +19,7 @@ from manyheads.data.translation import FilesData
 from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
 from manyheads.serve.app import build_app, work_of
-from manyheads.serve.batching import Batcher, Bounds, Job, Work
+from manyheads.serve.batching import Batcher, Bounds, Job, Take, Work, take_none
 from manyheads.serve.translations import languages_of
 from manyheads.web.guard import AccessPolicy
 from manyheads.web.responses import Problem
@@ -190,11 +190,11 @@ def test_wrong_values_of_deepl_are_refused(translator: TestClient) -> None:
 def test_the_api_of_another_task_is_404(translator: TestClient, writer: TestClient) -> None:
     answer = translator.post("/v1/completions", json={"prompt": "a"})
     assert answer.status_code == 404
-    assert "translates" in message_of(answer, "/v1/completions")
+    assert "/translate" in message_of(answer, "/v1/completions")
     for path in ("/translate", "/v2/translate"):
         answer = writer.post(path, json={"q": "a", "text": ["a"], "target": "de"})
         assert answer.status_code == 404
-        assert "continues" in message_of(answer, path)
+        assert "/v1/completions" in message_of(answer, path)
 
 
 def test_off_loopback_each_api_accepts_the_token(folder: Path) -> None:
@@ -256,9 +256,7 @@ def test_a_run_that_vanishes_is_still_served(folder: Path, tmp_path: Path) -> No
         client_of(copy)
 
 
-def test_only_translators_and_language_models_are_served(folder: Path) -> None:
-    with pytest.raises(UserError, match="a translator or a language model"):
-        work_of(load_torch_run(folder / "reader"), BOUNDS, None, None, None)
+def test_options_of_translators_are_refused_for_others(folder: Path) -> None:
     with pytest.raises(UserError, match="--beam"):
         work_of(load_torch_run(folder / "deep" / "writer"), BOUNDS, None, None, 2)
 
@@ -273,7 +271,7 @@ class Slow(Work[int]):
     def fits(self, requests: Sequence[int]) -> bool:
         return len(requests) <= 10
 
-    def compute(self, jobs: Sequence[Job[int]]) -> None:
+    def compute(self, jobs: Sequence[Job[int]], take: Take[int] = take_none) -> None:
         self.batches.append([job.request for job in jobs])
         self.started.set()
         assert self.release.wait(10)

@@ -107,12 +107,13 @@ def test_a_client_that_disconnects_leaves_the_queue(
     started, release = threading.Event(), threading.Event()
     compute, computed = live.work.compute, []
 
-    def wait(jobs: Any) -> None:
+    def wait(jobs: Any, take: Any) -> None:
         started.set()
         assert release.wait(20)
         computed.extend(job.request.max_tokens for job in jobs if not job.cancelled)
-        compute(jobs)
+        compute(jobs, take)
 
+    assert until(lambda: live.batcher._batch == [])  # else the request joins the batch before
     monkeypatch.setattr(live.work, "compute", wait)
     first = request(live.port, {"prompt": "A", "max_tokens": 3})
     assert started.wait(10)

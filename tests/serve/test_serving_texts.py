@@ -19,7 +19,7 @@ from manyheads.loading import load_torch_run
 from manyheads.models.gpt import GptConfig
 from manyheads.serve.app import build_app, work_of
 from manyheads.serve.batching import Bounds, Job
-from manyheads.serve.completions import (
+from manyheads.serve.continuous import (
     Chunk,
     CompletionRequest,
     Completions,

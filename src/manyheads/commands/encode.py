@@ -46,7 +46,7 @@ def embed(
     import numpy as np
 
     from manyheads.config import nearest
-    from manyheads.decode.translate import read_lines
+    from manyheads.data.files import decode_lines
     from manyheads.fileio import replace_file
     from manyheads.train.metrics import Bar
 
@@ -58,7 +58,7 @@ def embed(
         raise UserError("vectors are binary: write them to a file, --out vectors.npy")
     encoder = open_model(run, device, threads).encoder()
     with input_lines(file) as stream:
-        lines = list(read_lines(stream))
+        lines = list(decode_lines(stream))
     if not lines:
         raise UserError("the input has no lines: embed RUN FILE, or embed RUN < FILE")
     with Bar("embed", len(lines)) as bar:
@@ -212,10 +212,11 @@ def _object(**values: Any) -> str:
 
 def _chunks(file: Path | None) -> Iterator[tuple[int, list[str]]]:
     """Lines of the input, as many as are encoded at once, and the number of the first."""
-    from manyheads.decode.translate import LINES_AT_ONCE, read_lines
+    from manyheads.data.files import decode_lines
+    from manyheads.decode.translate import LINES_AT_ONCE
 
     with input_lines(file) as stream:
-        lines, first = read_lines(stream), 1
+        lines, first = decode_lines(stream), 1
         while chunk := list(islice(lines, 1 if is_interactive(file) else LINES_AT_ONCE)):
             yield first, chunk
             first += len(chunk)

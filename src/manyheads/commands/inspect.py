@@ -184,6 +184,8 @@ def tokenize(
         )
     else:
         run, joined = Path(words[0]), " ".join(words[1:])
+        if not run.exists():
+            raise UserError(f"no folder or file {run}: check the path")
         tokenizer = read_tokenizer(run) if run.is_dir() else Tokenizer.load(run)
     ids = tokenizer.encode(joined)
     try:

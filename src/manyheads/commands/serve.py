@@ -117,15 +117,15 @@ def serve(
     device: options.Device = "auto",
     threads: options.Threads = None,
 ) -> None:
-    """Serve a run over HTTP until SIGTERM or Ctrl-C, with dynamic batching.
+    """Serve a run over HTTP until SIGTERM or Ctrl-C.
 
     Examples
       $ manyheads serve runs/demo
       $ MANYHEADS_TOKEN=secret manyheads serve runs/lm --host 0.0.0.0
 
     A translator has the API of LibreTranslate (/translate) and DeepL (/v2/translate),
-    a language model that of OpenAI (/v1/completions). See "Serve over HTTP" in the
-    documentation.
+    a language model that of OpenAI (/v1/completions), an encoder /v1/embeddings and
+    /classify. See "Serve over HTTP" in the documentation.
     """
     token = _check_address(port, token, token_file)
     from manyheads.serve.app import serve as answer

@@ -4,6 +4,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from manyheads.commands import options
 from manyheads.commands.options import option
 from manyheads.commands.shared import (
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 
 def translate(
+    context: typer.Context,
     run: options.RunFolder,
     words: options.InputAndDecode = None,
     beam: options.Beam = None,
@@ -85,6 +88,9 @@ def translate(
         others=others or (),
         only_torch="sampling with a seed" if sample else "such n-best lists" if n_best > 1 else "",
     )
+    is_translator = loaded.run.task == "translation" and loaded.run.data is not None
+    if context.info_name == "summarize" and is_translator:
+        raise UserError(f"{run} was trained to translate: use manyheads translate")
     width = [] if beam is None else [f"decode.beam={beam}"]
     loaded = replace(loaded, run=override_all(loaded.run, [*settings, *width]))
     translator = loaded.translator(beam=max(loaded.run.decode.beam, n_best))

@@ -9,14 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from jaxtyping import Int
 
-from manyheads.data.corpus import (
-    TableData,
-    check_folder,
-    hold_out,
-    join_names,
-    read_rows,
-    select_rows,
-)
+from manyheads.data.corpus import TableData, check_folder, hold_out, select_rows
+from manyheads.data.files import join_names, read_columns
 from manyheads.errors import DataError, UserError
 
 Text = str | tuple[str, str]
@@ -34,6 +28,10 @@ class Labelled:
     lines: list[int]
     name: str
     notes: tuple[str, ...] = ()
+    unit: ClassVar[str] = "texts"
+
+    def items(self) -> list[Text]:
+        return self.texts
 
     def part(self, split: str, valid_fraction: float) -> "Labelled":
         """The rows for training or validation; every label of validation occurs in training."""
@@ -200,24 +198,20 @@ class LabelledData(TableData):
     def _read(self, path: Path) -> Labelled:
         skip = "skip" in (self.broken_rows, self._glue and self._glue.broken_rows)
         has_header = not all(name.isdecimal() for name in self.columns)
+        columns = dict(zip(("label", "text", "pair"), self.columns, strict=False))
+        rows = read_columns(path, columns, has_header=has_header, skip="broken_rows", on=skip)
         texts: list[Text] = []
         labels: list[str] = []
         lines: list[int] = []
         skipped = 0
-        for row in read_rows(path, has_header=has_header):
-            try:
-                settings = zip(self.columns, ("label", "text", "pair"), strict=False)
-                label, first, *second = [row.text(*column) for column in settings]
-            except DataError as error:
-                if not {*self.columns} <= {*row.values}:
-                    raise
-                if not skip:
-                    raise DataError(f"{error}, or set data.broken_rows=skip") from None
+        for line, row in rows:
+            if row is None:
                 skipped += 1
                 continue
+            label, first, *second = row
             texts.append((first, second[0]) if second else first)
             labels.append(label)
-            lines.append(row.line)
+            lines.append(line)
         if not texts:
             raise DataError(f"{path}: no row with text and label; give a file with labelled rows")
         without = f", without {skipped:,} broken ones" if skipped else ""

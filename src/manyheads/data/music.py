@@ -1,24 +1,19 @@
 """Pieces of music as running text: folders and archives of MIDI files, and chorales in JSON."""
 
 import json
+import re
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from manyheads.config import Between, Positive
-from manyheads.data.corpus import (
-    STEMS,
-    SplitData,
-    check_folder,
-    hold_out,
-    is_here,
-    read_bytes,
-    read_lines,
-)
+from manyheads.data.corpus import STEMS, SplitData, check_folder, hold_out
 from manyheads.data.events import REST, ChoraleGrid, Encoding, PerformanceEvents, encode_grid
+from manyheads.data.files import is_here, read_bytes, read_lines
 from manyheads.data.language import Texts
 from manyheads.data.midi import PITCHES, SUFFIXES
 from manyheads.errors import DataError, UserError
@@ -27,6 +22,15 @@ ARCHIVES = (".tar.gz", ".tgz", ".tar")
 SILENCE = -1  # in files of chorales
 FOUR_VOICES = "use chorales with separate voices, such as Jsb16thSeparated.json"
 LINE = 64  # words
+PITCH = re.compile(r"(?:on|p)(\d+)")
+FEWEST_NOTES = 16  # that identify a piece
+
+
+def identify(words: Sequence[str]) -> tuple[int | str, ...]:
+    """The intervals between the notes: equal for copies of a piece, also transposed or faster."""
+    pitches = [int(match[1]) for match in map(PITCH.fullmatch, words) if match]
+    few = len(pitches) < FEWEST_NOTES
+    return tuple(words) if few else tuple(after - before for before, after in pairwise(pitches))
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,10 @@ class Music(Texts):
 
     vocabulary: tuple[str, ...] = ()
     closing: int = 0
+    unit: ClassVar[str] = "pieces"
+
+    def items(self) -> Iterable[Hashable]:
+        return map(identify, self.pieces_of_words)
 
     def strings(self) -> list[str]:
         """Every word of the encoding once, also words that do not occur."""
@@ -56,7 +64,8 @@ class MusicData(SplitData[Path]):
     """Music of your own.
 
     `folder` holds train, valid and test, each a folder of MIDI files or an archive of them
-    (train.tar.gz); or MIDI files in any subfolders, all of them for training. For chorales `file`
+    (train.tar.gz); or MIDI files in any subfolders, all of them for training, of which pieces are
+    held out: files with the same notes, also transposed or faster, are one. For chorales `file`
     may be a JSON file instead (in `folder`, if set) with a list of pieces for each split: a piece
     is a list of sixteenths, each four pitches from soprano to bass, −1 for silence.
     """
@@ -97,7 +106,7 @@ class MusicData(SplitData[Path]):
         note = f"{name}: {len(documents) - 1:,} pieces, {events:,} events"
         vocabulary = tuple(self.encoding.vocabulary())
         closing = len(self.encoding.closing)
-        return Music(documents, "text", (note,), name, vocabulary, closing)
+        return Music(documents, "text", (note,), name, vocabulary=vocabulary, closing=closing)
 
     def _encode(self, path: Path, split: str, is_held_out: bool) -> Iterator[list[str]]:
         """The words of each MIDI file of a split, in training at each tempo."""
@@ -105,8 +114,13 @@ class MusicData(SplitData[Path]):
         if not files:
             raise DataError(f"{path} has no MIDI file ({' or '.join(SUFFIXES)}): add some")
         if is_held_out:
-            rows = hold_out(len(files), self.valid_fraction, seed=0)[split == "valid"]
-            files = [files[row] for row in rows]
+            pieces: dict[tuple[int | str, ...], list[tuple[str, bytes]]] = {}
+            for name, content in files:
+                key = identify(self.encoding.words(content, name))
+                pieces.setdefault(key, []).append((name, content))
+            rows = hold_out(len(pieces), self.valid_fraction, seed=0)[split == "valid"]
+            copies = list(pieces.values())
+            files = [file for row in rows for file in copies[row]]
         for name, content in files:
             for tempo in (1.0, *self.tempi) if split == "train" else (1.0,):
                 yield self.encoding.words(content, name, tempo)
@@ -156,8 +170,9 @@ def _read_archive(path: Path) -> list[tuple[str, bytes]]:
 
 def _read_chorales(path: Path, split: str) -> Iterator[list[str]]:
     """The words of each chorale of a JSON file."""
+    text = "\n".join(read_lines(path))
     try:
-        table: Any = json.loads("\n".join(read_lines(path)))
+        table: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 1)
         raise DataError(f"{path}:{line}: not valid JSON ({error})") from None

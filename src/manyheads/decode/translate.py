@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from manyheads.data.batching import Ragged, batches_by_length
+from manyheads.data.files import decode_lines
 from manyheads.decode.beam import Decode, DecoderSession, Hypothesis
 from manyheads.decode.decoder import BaseDecoder, GraphCache, ModelDecoder, Seq2SeqSession
 from manyheads.decode.sample import Sample, Sampler
-from manyheads.errors import DataError
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 LINES_AT_ONCE = 512
-BYTE_ORDER_MARK = "\ufeff"
 BREAKS = str.maketrans("\r\n", "  ")  # a translation stays one line of output
 # Where a long text is split, the best first, and what joins its parts again.
 SPLITS = ((r"(?<=[.!?;])\s+", " "), (r"\s+", " "), (r"(?=.)", ""))
@@ -164,20 +163,6 @@ class Translator(BaseTranslator, ModelDecoder):
         return Seq2SeqSession(self.model.eval(), *texts)
 
 
-def read_lines(stream: Iterable[bytes]) -> Iterator[str]:
-    """Lines of a UTF-8 stream, as they come."""
-    for number, raw in enumerate(stream, start=1):
-        try:
-            line = raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"line {number} of the input is not UTF-8 (byte {error.start + 1}): convert it"
-            ) from None
-        if number == 1:
-            line = line.removeprefix(BYTE_ORDER_MARK)
-        yield line.removesuffix("\n").removesuffix("\r")
-
-
 @dataclass(frozen=True)
 class Annotation:
     """Links (source word, target word) of a translation, and log P of its tokens and its end."""
@@ -253,7 +238,7 @@ def translate_lines(
 
     In an n-best list, a line in parts joins the n-th best translations of its parts.
     """
-    form, lines = form or LineFormat(), read_lines(stream)
+    form, lines = form or LineFormat(), decode_lines(stream)
     line_count = part_count = 0
     while chunk := list(islice(lines, at_once or LINES_AT_ONCE)):
         lines_in_parts = [translator.split(line) if line.strip() else [] for line in chunk]

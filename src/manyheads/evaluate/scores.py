@@ -51,6 +51,13 @@ def add_plugin_metrics(
 
 
 RESAMPLES = 1000  # of bootstrap resampling, sacreBLEU's default
+# BLEU's tokenizer for languages that 13a does not fit, by ISO 639 codes.
+BY_LANGUAGE = {
+    **dict.fromkeys(("zh", "zho", "cmn", "yue"), "zh"),
+    **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
+    **dict.fromkeys(("ko", "kor"), "ko-mecab"),
+    **dict.fromkeys(("th", "tha", "lo", "lao", "km", "khm", "my", "mya"), "char"),
+}
 # Thai to Khmer, kana, Chinese characters: words have no spaces between them.
 SPACELESS = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]"
@@ -64,7 +71,8 @@ def make_bleu(tokenize: str) -> BLEU:
     except RuntimeError:  # MeCab is not installed
         language = tokenize.partition("-")[0]
         raise UserError(
-            f"--tokenize {tokenize} needs MeCab: pip install 'sacrebleu[{language}]', or use char"
+            f"--bleu-tokenize {tokenize} needs MeCab: pip install 'sacrebleu[{language}]', or use "
+            "char"
         ) from None
 
 
@@ -73,7 +81,7 @@ def bleu_tokenizer(language: str) -> str:
 
     Without MeCab, Japanese and Korean are compared by characters.
     """
-    tokenize = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}.get(language, "13a")
+    tokenize = BY_LANGUAGE.get(language, "13a")
     try:
         make_bleu(tokenize)
     except UserError:
@@ -100,6 +108,18 @@ def lacks_spaces(texts: Sequence[str]) -> bool:
     """True if most letters belong to scripts that put no spaces between words."""
     letters = [char for text in texts for char in text if char.isalpha()]
     return 2 * sum(bool(SPACELESS.match(char)) for char in letters) > len(letters)
+
+
+def missing_spaces(names: Sequence[str], tokenize: str, references: Sequence[str]) -> str:
+    """A warning if metrics need spaces between words, and the references have none; or ""."""
+    affected = [name for name in names if name == "ter" or (name, tokenize) == ("bleu", "13a")]
+    if not affected or not lacks_spaces(references):
+        return ""
+    fix = "--bleu-tokenize zh, ja-mecab or char" if "bleu" in affected else "--metric chrf"
+    return (
+        f"the references have no spaces between words, which {' and '.join(affected)} "
+        f"(BLEU's tokenizer {tokenize}) cannot compare: evaluate with {fix}"
+    )
 
 
 def by_reference(references: Sequence[Sequence[str]]) -> Any:

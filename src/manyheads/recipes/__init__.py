@@ -72,8 +72,8 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
     # The settings of a run that has begun are complete, wherever it started from.
     if init and (init != run.init or not _is_complete(run.model)):
         run = _start_from(init, run, settings)
-    elif name := _preset_name(settings):
-        run = _with_preset(name, run, settings)
+    elif chosen := _preset_name(settings):
+        run = _with_preset(chosen, run, settings)
     else:
         run = override_all(run, settings)
     _check_settings(settings, run)

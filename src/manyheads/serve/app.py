@@ -16,9 +16,11 @@ from starlette.types import ASGIApp
 
 from manyheads.errors import UserError
 from manyheads.loading import LoadedRun
-from manyheads.serve import completions, translations
+from manyheads.serve import completions, encoders, translations
 from manyheads.serve.batching import Batcher, Bounds, Work
-from manyheads.serve.completions import Completions
+from manyheads.serve.continuous import Completions
+from manyheads.serve.encoders import Encodings, ImageLabels
+from manyheads.serve.metrics import Metrics, metrics
 from manyheads.serve.requests import API_STYLE, refuse
 from manyheads.serve.translations import Translations, languages_of
 from manyheads.web.app import listen
@@ -41,17 +43,22 @@ async def failed(request: Request, error: Exception) -> Response:
 def work_of(
     loaded: LoadedRun, bounds: Bounds, source: str | None, target: str | None, beam: int | None
 ) -> Work[Any]:
-    if loaded.run.spec.served_as == "translations":
+    served_as = loaded.run.spec.served_as
+    if served_as == "translations":
         languages = languages_of(loaded.run, source, target)
         return Translations(loaded, languages, bounds, beam)
-    if loaded.run.spec.served_as == "completions":
-        for name, value in (("source", source), ("target", target), ("beam", beam)):
-            if value is not None:
-                raise UserError(
-                    f"--{name} works only with translators; {loaded.folder} is a language model"
-                )
-        return Completions(loaded, bounds)
-    raise loaded.unsupported("is served", "a translator or a language model")
+    for name, value in (("source", source), ("target", target), ("beam", beam)):
+        if value is not None:
+            raise UserError(f"--{name} works only with translators: leave it out")
+    kinds: dict[str, Any] = {
+        "completions": Completions,
+        "encodings": Encodings,
+        "images": ImageLabels,
+    }
+    if served_as not in kinds:
+        raise loaded.unsupported("is served", "a translator, a language model or an encoder")
+    work: Work[Any] = kinds[served_as](loaded, bounds)
+    return work
 
 
 def build_app(
@@ -65,17 +72,23 @@ def build_app(
         yield
         await run_in_threadpool(batcher.close)
 
+    routes = [
+        Route("/health", health),
+        Route("/metrics", metrics),
+        *(*translations.ROUTES, *completions.ROUTES, *encoders.ROUTES),
+    ]
     expected = (Problem, UserError, HTTPException, OSError)
     app = Starlette(
-        routes=[Route("/health", health), *translations.ROUTES, *completions.ROUTES],
+        routes=routes,
         exception_handlers=dict.fromkeys(expected, failed) | {Exception: failed},
         lifespan=close_at_shutdown,
     )
     app.state.batcher, app.state.door = batcher, door
+    app.state.metrics = Metrics(batcher, [route.path for route in routes])
     app.state.name, app.state.started = name, int(time.time())
     # One more than may wait and be computed, so that the queue refuses first.
     limits = Limits(body_bytes=BODY_BYTES, requests=bounds.waiting + bounds.rows + 1)
-    return Guard(app, door, limits, API_STYLE)
+    return Guard(app, door, limits, API_STYLE, app.state.metrics.observe)
 
 
 def serve(

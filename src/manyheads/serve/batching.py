@@ -1,19 +1,20 @@
-"""Dynamic batching: requests that arrive while the model computes form the next batch.
+"""The scheduler: requests wait in a queue, and one thread runs the model batch by batch.
 
-One thread runs the model. It takes the oldest request and all others that fit into its batch, so
-that the batch grows with the load. After a batch it waits for as many requests as it has just
-answered, but at most a fraction of that batch's time: clients that send in turns would otherwise
-split into two halves. A single client never waits.
+It takes the oldest request and all others that fit into its batch, so that the batch grows with the
+load. Work that can (continuous batching) takes further requests between its steps; other requests
+form the next batch (dynamic batching). After a batch the thread waits for as many requests as it
+has just answered, but at most a fraction of that batch's time: clients that send in turns would
+otherwise split into two halves. A single client never waits.
 """
 
 import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from threading import Condition, Thread
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from manyheads.web.responses import Problem
 
@@ -64,15 +65,26 @@ class Job(Generic[R]):
             raise part.error
 
 
+Fits = Callable[[Sequence[R]], bool]
+Take = Callable[[Fits[R]], list[Job[R]]]  # waiting jobs that fit into the running batch
+
+
+def take_none(fits: Fits[Any]) -> list[Job[Any]]:
+    """A batch that no further request joins."""
+    return []
+
+
 class Work(Generic[R]):
-    """The computation of the model for requests of one kind."""
+    """The computation of the model for requests of one kind, and the paths of their API."""
+
+    paths: ClassVar[str] = ""
 
     def fits(self, requests: Sequence[R]) -> bool:
         """True if these requests may share a batch."""
         raise NotImplementedError
 
-    def compute(self, jobs: Sequence[Job[R]]) -> None:
-        """Send the answers of a batch; jobs that are not ended then, end."""
+    def compute(self, jobs: Sequence[Job[R]], take: Take[R] = take_none) -> None:
+        """Send the answers of a batch and of the jobs taken; jobs that are not ended then, end."""
         raise NotImplementedError
 
 
@@ -83,6 +95,7 @@ class Batcher(Generic[R]):
         self.work, self.max_queue = work, waiting
         self.computed = 0
         self._queue: deque[Job[R]] = deque()
+        self._batch: list[Job[R]] = []  # computed now
         self._changed = Condition()
         self._closing = False
         self._thread: Thread | None = None
@@ -122,21 +135,38 @@ class Batcher(Generic[R]):
     def waiting(self) -> int:
         return len(self._queue)
 
+    @property
+    def running(self) -> int:
+        """The number of jobs that are computed now."""
+        return sum(not job.ended for job in self._batch)
+
     def _run(self) -> None:
         while batch := self._next_batch():
             self.computed += 1
+            self._batch = batch
             start = time.monotonic()
             error: Exception | None = None
             try:
-                self.work.compute(batch)
+                self.work.compute(batch, self._take)
             except Exception as failure:  # the thread must survive for the next batch
                 error = failure
-            for job in batch:
+            for job in self._batch:
                 job.end(error)
             end = time.monotonic()
-            self._expected = len(batch) + self.waiting
+            self._expected = len(self._batch) + self.waiting
             self._deadline = end + min(MAX_LINGER, LINGER_FRACTION * (end - start))
+            self._batch.clear()
             del batch, job  # free the answers while the queue is empty
+
+    def _take(self, fits: Fits[R]) -> list[Job[R]]:
+        """Waiting jobs that fit into the running batch; none overtakes an older one."""
+        with self._changed:
+            taken: list[Job[R]] = []
+            while self._queue and fits([*(job.request for job in taken), self._queue[0].request]):
+                taken.append(self._queue.popleft())
+            if taken:
+                self._batch = [job for job in self._batch if not job.ended] + taken
+            return taken
 
     def _next_batch(self) -> list[Job[R]]:
         """The oldest request and those that fit into its batch; empty once closed."""

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from manyheads.serve.batching import Batcher
+from manyheads.serve.batching import Batcher, Bounds
 from manyheads.web.guard import ApiStyle, token_in
 from manyheads.web.responses import TYPES, Fields, Problem, problem_of
 
@@ -21,6 +21,7 @@ NO_TOKEN = (
     "TOKEN, or to /translate as api_key"
 )
 R = TypeVar("R")
+W = TypeVar("W")
 N = TypeVar("N", int, float)
 
 
@@ -43,6 +44,32 @@ async def read_fields(request: Request) -> Fields:
     for name, value in pairs:
         lists.setdefault(name, []).append(value)
     return Fields({name: texts[0] if len(texts) == 1 else texts for name, texts in lists.items()})
+
+
+def work_of_kind(request: Request, *kinds: type[W]) -> W:
+    """The work that the server does, if it is of such a kind."""
+    served: Any = request.app.state.batcher.work
+    if not isinstance(served, kinds):
+        raise Problem(404, f"this model is served at {served.paths}", "not_found")
+    return served
+
+
+def check_model(request: Request, fields: Fields) -> str:
+    """The name of the model; a request may name no other one."""
+    name: str = request.app.state.name
+    if (model := fields.text("model", name)) != name:
+        raise Problem(404, f"{shown(model)} is not served: it is {name}", "model_not_found")
+    return name
+
+
+def check_size(texts: int, tokens: int, bounds: Bounds) -> None:
+    """Refuse a request that is larger than a batch."""
+    if texts > bounds.rows or tokens > bounds.tokens:
+        raise Problem(
+            413,
+            f"{texts} texts of {tokens} tokens exceed the limit of {bounds.rows} texts and "
+            f"{bounds.tokens} tokens: send them in parts",
+        )
 
 
 def texts_of(fields: Fields, name: str) -> tuple[list[str], bool]:

@@ -18,8 +18,15 @@ from manyheads.decode.translate import BREAKS
 from manyheads.errors import UserError
 from manyheads.loading import LoadedRun
 from manyheads.run import Run
-from manyheads.serve.batching import Bounds, Job, Work
-from manyheads.serve.requests import collect, key_in, number, read_fields, texts_of
+from manyheads.serve.batching import Bounds, Job, Take, Work, take_none
+from manyheads.serve.requests import (
+    collect,
+    key_in,
+    number,
+    read_fields,
+    texts_of,
+    work_of_kind,
+)
 from manyheads.tasks.translation import LANGUAGE, language_pair
 from manyheads.web.responses import Fields, Problem
 
@@ -80,6 +87,8 @@ class TranslationRequest:
 
 
 class Translations(Work[TranslationRequest]):
+    paths = "/translate or /v2/translate"
+
     def __init__(self, loaded: LoadedRun, languages: Languages, bounds: Bounds, beam: int | None):
         self.languages, self.bounds = languages, bounds
         self.translator = loaded.translator(**({} if beam is None else {"beam": beam}))
@@ -106,7 +115,9 @@ class Translations(Work[TranslationRequest]):
             and len({request.ranks for request in requests}) == 1
         )
 
-    def compute(self, jobs: Sequence[Job[TranslationRequest]]) -> None:
+    def compute(
+        self, jobs: Sequence[Job[TranslationRequest]], take: Take[TranslationRequest] = take_none
+    ) -> None:
         ranks = jobs[0].request.ranks
         decode = self.translator.decode
         decode = replace(decode, beam=max(decode.beam, ranks))
@@ -138,7 +149,7 @@ async def translate(request: Request) -> Response:
     """POST {q, source, target, format?, alternatives?, api_key?}; q is a text or a list."""
     fields = await read_fields(request)
     _check_key(request, fields)
-    work = _work(request)
+    work = work_of_kind(request, Translations)
     texts, is_list = _required_texts(fields, "translate")
     source, target = fields.text("source", "auto"), fields.text("target", "")
     known = work.languages
@@ -182,7 +193,7 @@ def _check_key(request: Request, fields: Fields) -> None:
 
 async def languages(request: Request) -> Response:
     """GET: source and target language."""
-    known = _work(request).languages
+    known = work_of_kind(request, Translations).languages
     rows = [
         {"code": code, "name": NAMES.get(base(code), code), "targets": targets}
         for code, targets in ((known.source, [known.target]), (known.target, []))
@@ -195,20 +206,13 @@ async def detect(request: Request) -> Response:
     fields = await read_fields(request)
     _check_key(request, fields)
     _required_texts(fields, "detect")
-    return JSONResponse([_detected(_work(request))])
-
-
-def _work(request: Request) -> Translations:
-    work = request.app.state.batcher.work
-    if not isinstance(work, Translations):
-        raise Problem(404, "this model continues texts: use /v1/completions")
-    return work
+    return JSONResponse([_detected(work_of_kind(request, Translations))])
 
 
 async def deepl(request: Request) -> Response:
     """POST {text, target_lang, source_lang?}; text is a list, repeated in a form."""
     fields = await read_fields(request)
-    work = _work(request)
+    work = work_of_kind(request, Translations)
     if "text" not in fields.values:
         raise Problem(400, "Parameter 'text' not specified.")
     texts, _ = texts_of(fields, "text")

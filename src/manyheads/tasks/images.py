@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from manyheads.data.augmentation import augment, mix
 from manyheads.data.batching import Shuffled, split
-from manyheads.data.corpus import join_names
+from manyheads.data.files import join_names
 from manyheads.data.images import ImageData, ImageSet
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores, add_plugin_metrics
@@ -218,4 +218,5 @@ SPEC = TaskSpec(
     finetune=lambda config, run: replace(config, head=Classify()),
     evaluate=evaluate,
     offers=("label",),
+    served_as="images",
 )

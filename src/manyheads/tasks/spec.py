@@ -177,7 +177,8 @@ class TaskSpec:
     no_scores: str = ""  # the reason
     takes_stride: bool = False
     offers: tuple[Ability, ...] = ("encode",)
-    served_as: Literal["translations", "completions", ""] = ""  # over HTTP
+    # Over HTTP; "" for a task that is not served.
+    served_as: Literal["translations", "completions", "encodings", "images", ""] = "encodings"
     # Settings of data for a model that came without data, if `data[0]()` does not fit all.
     default_data: Callable[[Any], Any] | None = None
     # Web page: pages in addition to those of every model, and the first text shown.

@@ -25,7 +25,7 @@ class Ema:
     def update(self, step: int) -> None:
         """After update number `step`, counted from 1."""
         average = get_ema_multi_avg_fn(min(self.decay, (1 + step) / (10 + step)))
-        average(list(self.averages.values()), list(self.parameters.values()), 0)  # type: ignore[no-untyped-call]
+        average(list(self.averages.values()), list(self.parameters.values()), 0)
 
     @contextmanager
     def swapped(self) -> Iterator[None]:

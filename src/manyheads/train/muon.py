@@ -61,14 +61,14 @@ def split_matrices(model: nn.Module) -> dict[nn.Parameter, list[int]]:
 class MuonAdamW(torch.optim.AdamW):
     """One optimizer: groups with `rows`, the parts of each matrix, by Muon; the others by AdamW."""
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         groups = self.param_groups
         for group in groups:
             if "rows" in group:
                 self._muon(group)
         self.param_groups = [group for group in groups if "rows" not in group]
         try:
-            super().step(closure)
+            return super().step(closure)
         finally:
             self.param_groups = groups
 

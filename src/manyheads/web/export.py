@@ -34,7 +34,7 @@ FILE = "index.html"
 SAMPLING = {"temperature": 1, "top_k": 0, "top_p": 1, "seed": 0}  # the defaults of Decode
 ALTERNATIVES = 20  # `REQUESTED` of translate.js
 MAP_SIDE = 256  # `SIDE` of attention.js
-SMALL_MAP_SIDE = 32  # of the heads on the Flow page
+SMALL_MAP_SIDE = 32  # `headsOf` of flow.js
 # No connection is possible, not even by mistake.
 POLICY = "connect-src 'none'; object-src 'none'; base-uri 'none'; form-action 'none'"
 

@@ -10,6 +10,7 @@ import asyncio
 import hmac
 import ipaddress
 import secrets
+import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -148,9 +149,14 @@ class Guard:
     """ASGI middleware that rejects bad requests and adds security headers to every response."""
 
     def __init__(
-        self, app: ASGIApp, policy: AccessPolicy, limits: Limits, style: ApiStyle | None = None
+        self,
+        app: ASGIApp,
+        policy: AccessPolicy,
+        limits: Limits,
+        style: ApiStyle | None = None,
+        observe: Callable[[str, int, float], None] = lambda path, status, seconds: None,
     ) -> None:
-        self.app, self.policy, self.limits = app, policy, limits
+        self.app, self.policy, self.limits, self.observe = app, policy, limits, observe
         self.style = style or ApiStyle()
         self.running = 0
 
@@ -159,9 +165,12 @@ class Guard:
             await self.app(scope, receive, send)
             return
 
+        start = time.monotonic()
+
         async def send_safely(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(HEADERS)
+                self.observe(scope["path"], message["status"], time.monotonic() - start)
             await send(message)
 
         try:
