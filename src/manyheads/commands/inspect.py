@@ -206,8 +206,8 @@ def tokenize(
 def _learned(files: list[Path], kind: str, size: int) -> "Tokenizer":
     """A vocabulary of all lines of some files."""
     from manyheads.config import parse
-    from manyheads.data.corpus import read_lines
+    from manyheads.data.files import stream_lines
     from manyheads.tokenizer.train import Tokens
 
     tokens = parse(Tokens, {"kind": kind, "vocab_size": size}, "--kind")
-    return tokens.train(line for file in files for line in read_lines(file))
+    return tokens.train(line for file in files for line in stream_lines(file))
