@@ -286,8 +286,11 @@ def compare(
     if match is None and (note := unequal(plans)):
         say(note)
     rows = compare_runs(plans, out, split, chosen, lambda run, folder: _train(run, folder, chosen))
+    if match is not None:
+        for row, run in zip(rows, plans.values(), strict=True):
+            row |= {"dim": run.model.dim, "steps": run.train.steps}
     if as_json:
-        print_json({"runs": rows, "split": split, "match": match})
+        print_json({"runs": rows, "split": split} | ({"match": match} if match else {}))
     else:
         seeds = sorted({run.seed for run in plans.values()})
         # Wide enough that no number is cut: a pipe has 80 columns, a terminal may wrap.

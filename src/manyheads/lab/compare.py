@@ -57,8 +57,7 @@ def compare_runs(
         assert run.data is not None  # a recipe has them
         scores = opened.evaluate(run.data, split)
         count = sum(p.numel() for p in opened.model.parameters())
-        about = {"parameters": count, "dim": run.model.dim, "steps": run.train.steps}
-        rows.append({"settings": name, **about, "folder": str(folder), **scores})
+        rows.append({"settings": name, "parameters": count, "folder": str(folder), **scores})
         lines[name] = validation_curve(folder)
     picture = out / "compare.png"
     try:
@@ -75,8 +74,7 @@ def table_of(rows: list[dict[str, Any]], title: str) -> Table:
     table = Table(title=title)
     known = [*SHOWN, *(metric.name for metric in METRICS)]
     columns = [name for name in known if any(name in row for row in rows)]
-    # Sizes that a match has changed.
-    sizes = [size for size in ("dim", "steps") if len({row[size] for row in rows}) > 1]
+    sizes = [size for size in ("dim", "steps") if any(size in row for row in rows)]  # if matched
     for column in ("settings", "parameters", *sizes, *columns):
         first = column == "settings"
         table.add_column(column, justify="left" if first else "right", no_wrap=first)
