@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from manyheads.errors import UserError
 
@@ -17,6 +17,7 @@ PROJECT = "manyheads"  # unless WANDB_PROJECT or TRACKIO_PROJECT names another
 Callback = Callable[[int, str, dict[str, float]], None]
 
 
+@runtime_checkable
 class Logger(Protocol):
     def __call__(self, step: int, split: str, scores: dict[str, float]) -> None: ...
     def close(self) -> None: ...
