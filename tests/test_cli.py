@@ -378,6 +378,8 @@ def test_a_users_own_tables(tmp_path: Path) -> None:
     source.write_bytes(gzip.compress(b"a1 b1\na2 b2\n"))
     reference.write_text("犬1猫1\n犬2猫2\n")
     table.unlink()
+    code, _, said = call("evaluate", tmp_path / "run")
+    assert (code, "data.test=FILE" in said) == (2, True)
     files = ("--reference", reference, "--json")
     scores = json.loads(result("evaluate", tmp_path / "run", "--source", source, *files))
     assert "tok:ja-mecab" in scores["signature"]["bleu"]
@@ -394,6 +396,22 @@ def test_a_users_own_tables(tmp_path: Path) -> None:
     code, _, said = call("evaluate", tmp_path / "run", *columns)
     assert (code, broken) == (3, 13)
     assert f"{other}:2: 'ja' is empty" in said
+
+
+def test_a_classifier_of_a_users_own_csv(tmp_path: Path) -> None:
+    table, new = tmp_path / "reviews.csv", tmp_path / "new.jsonl"
+    rows = [f'"good, {i}",yes\n"bad, {i}",no\n' for i in range(20)]
+    table.write_text("".join(["review,liked\n", *rows]))
+    new.write_text('{"review": "good"}\n{"review": "bad, or so"}\n{"review": "good\\nor bad"}\n')
+    small = ("model.dim=16", "model.layers=1", "model.heads=2", "tokens.vocab_size=600")
+    words = ("train", "classify", f"data.train={table}", "data.text=review", "data.label=liked")
+    code, _, said = call(*words, *small, "train.epochs=1", "-o", tmp_path / "run")
+    assert code == 0, said
+    assert len(result("classify", tmp_path / "run", new).splitlines()) == 3
+    assert len(result("classify", tmp_path / "run", table).splitlines()) == 40
+    new.write_text('{"text": "good"}\n')
+    code, _, said = call("classify", tmp_path / "run", new)
+    assert (code, f"{new}:1: no column 'review'" in said) == (3, True)
 
 
 def test_a_test_set_elsewhere_is_scored_without_the_training_data(tmp_path: Path) -> None:

@@ -128,6 +128,7 @@ for name, values in accuracy.items():
 plt.axhline(0.5, color="gray", ls=":", label="guessing")
 plt.xscale("log")
 plt.xticks(counts, counts)
+plt.minorticks_off()
 plt.xlabel("labelled examples")
 plt.ylabel("accuracy on 300 test sentences")
 plt.title("Pretraining saves labels")

@@ -117,13 +117,14 @@ plt.show()
 
 # %%
 q, k, v = torch.randn(3, 1, heads, 256, channels)
+q, k = q / 2, k / 2  # the variance of random features grows fast with the norms of q and k
 exact = manyheads.attend(q, k, v)
 for name in ("tiled", "fused"):
     error = (manyheads.attend(q, k, v, implementation=implementations[name]) - exact).abs().max()
     print(f"{name}: largest difference {error:.1e}")
     assert error < 1e-4
 
-counts = [16, 32, 64, 128, 256, 512]
+counts = [16, 64, 256, 1024]
 errors = []
 for count in counts:
     approximation = Performer(features=count).build(sizes)

@@ -1,7 +1,7 @@
 """The splits of a data set: the files of each, and held-out rows."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,20 @@ ValidFraction = Annotated[
 ]
 Files = TypeVar("Files")
 Part = TypeVar("Part")
+
+
+class SplitItems:
+    """The data of one split, as items that no other split should have."""
+
+    unit: ClassVar[str]  # their name in messages
+
+    def items(self) -> Iterable[Hashable]:
+        raise NotImplementedError
+
+    def leaks(self, train: Any) -> list[bool]:
+        """Whether training also has it, for each item."""
+        leaked = set(self.items()).intersection(train.items())
+        return [item in leaked for item in self.items()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,17 +107,16 @@ def find_table(folder: str, name: str, split: str) -> Path | None:
     return next((path for path in paths if folder and is_here(path)), None)
 
 
-def report_leaks(data: Any, train: Any, valid: Any) -> list[str]:
+def report_leaks(data: Any, train: SplitItems, valid: SplitItems) -> list[str]:
     """A line for each split with items that also occur in training."""
     parts, notes = {"valid": valid}, []
     with suppress(UserError):  # a damaged test set does not stop a training
         parts |= {"test": data.read("test")} if "test" in data.splits() else {}
     for split, part in parts.items():
-        leaked = set(part.items()).intersection(train.items())
-        is_leaked = [item in leaked for item in part.items()]
-        count, total = sum(is_leaked), len(is_leaked)
-        if count:
-            notes.append(f"{count:,} of {total:,} {part.unit} of '{split}' also occur in training")
+        leaks = part.leaks(train)
+        if any(leaks):
+            count = f"{sum(leaks):,} of {len(leaks):,} {part.unit}"
+            notes.append(f"{count} of '{split}' also occur in training")
     return notes
 
 

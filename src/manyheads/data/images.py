@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from manyheads.config import Between, Count
 from manyheads.data.augmentation import Augment, Mixing
 from manyheads.data.batching import digest_of
-from manyheads.data.corpus import STEMS, SplitData, check_folder, check_split, hold_out
+from manyheads.data.corpus import STEMS, SplitData, SplitItems, check_folder, check_split, hold_out
 from manyheads.data.files import is_here, join_names, read_bytes, read_lines
 from manyheads.errors import DataError, UserError, import_optional
 
@@ -33,7 +33,7 @@ LUMA = (19595, 38470, 7471)  # 0.299 red, 0.587 green and 0.114 blue, in units o
 
 
 @dataclass(frozen=True, eq=False)
-class ImageSet:
+class ImageSet(SplitItems):
     """The images of one split with their class indices."""
 
     pixels: UInt8[np.ndarray, "n channels height width"]

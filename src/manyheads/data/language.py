@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from manyheads.data.batching import digest_of
-from manyheads.data.corpus import SplitData, check_folder
+from manyheads.data.corpus import SplitData, SplitItems, check_folder
 from manyheads.data.files import PACKED, is_table, plain_name, read_columns, read_lines
 from manyheads.errors import DataError, UserError
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -35,7 +35,7 @@ REST_OF_WORD = re.compile(r"\A(\w|['’]\w)*")
 
 
 @dataclass(frozen=True)
-class Texts:
+class Texts(SplitItems):
     """The documents of one split, each a list of sentences, or of one running text.
 
     If a line is a sentence, its end is predicted too: it counts as one character, one byte
@@ -142,6 +142,7 @@ class TextData(SplitData[list[Path]]):
     text: Annotated[str, "Column of the text in a table"] = "text"
     lines: Annotated[Lines, "Whether files are running text or one sentence per line"] = "text"
     kind: ClassVar[str] = "text"
+    RENAMED: ClassVar[dict[str, str]] = {**SplitData.RENAMED, "train": "file"}
     REMOVED: ClassVar[dict[str, tuple[Any, ...]]] = {"short": ("refuse", "skip")}
 
     def read(self, split: str) -> Texts:

@@ -16,6 +16,7 @@ from manyheads.data.batching import Ragged, Rows, TooLong, digest_of, fit_length
 from manyheads.data.corpus import (
     STEMS,
     SplitData,
+    SplitItems,
     ValidFraction,
     check_folder,
     find_table,
@@ -30,7 +31,7 @@ from manyheads.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Corpus:
+class Corpus(SplitItems):
     """Sentence pairs of one split, with gold word alignments where known.
 
     `rows` are the row numbers in the files, from 0, if the split has only some of them.
@@ -52,7 +53,7 @@ class Corpus:
     def part(self, split: str, valid_fraction: float) -> "Corpus":
         """The pairs for training, or those held out for validation."""
         rows = hold_out(len(self.sources), valid_fraction, seed=0)[split == "valid"]
-        which = "what is held out" if split == "valid" else "without what is held out"
+        which = "held-out pairs" if split == "valid" else "without held-out pairs"
         return replace(select_rows(self, rows), name=f"{self.name} ({which})", rows=rows)
 
 
@@ -176,9 +177,11 @@ class FilesData(SplitData[tuple[Path, Path]]):
         return sorted(name.removesuffix(ending) for name in names if name.endswith(ending))
 
     def _missing(self, split: str) -> str:
+        if not self.source:
+            return super()._missing(split)
         return (
-            f"there is no split '{split}': set data.test_source and data.test_target (of a table "
-            f"data.test), or add test.{self.source or 'tsv'} to data.folder, or use --split valid"
+            f"there is no split '{split}': set data.test_source and data.test_target, or add "
+            f"test.{self.source} to data.folder, or use --split valid"
         )
 
 

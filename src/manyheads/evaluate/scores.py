@@ -84,8 +84,8 @@ def missing_spaces(names: Sequence[str], tokenize: str, references: Sequence[str
         return ""
     fix = "--bleu-tokenize zh, ja-mecab or char" if "bleu" in affected else "--metric chrf"
     return (
-        f"the references have no spaces between words, which {' and '.join(affected)} "
-        f"(BLEU's tokenizer {tokenize}) cannot compare: evaluate with {fix}"
+        f"the references have no spaces between words, which {' and '.join(affected)} needs "
+        f"(tokenizer of BLEU: {tokenize}): evaluate with {fix}"
     )
 
 
