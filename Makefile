@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEVELOP := .venv/.develop
 
-.PHONY: demo test test-slow test-gpu lint bench bench-gpu docs notebooks mutants wheel audit clean
+.PHONY: demo test test-slow test-gpu lint lint-page page-tools bench bench-gpu docs notebooks mutants wheel audit clean
 
 demo: $(READY)
 	$(BIN)/manyheads demo
@@ -26,6 +26,17 @@ lint: $(DEVELOP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python scripts/prose.py
+	@if [ -d $(PAGE_TOOLS)/node_modules ]; then $(MAKE) --no-print-directory lint-page; \
+	else echo "the page is not checked: install Node.js 20 or newer, then run 'make page-tools'"; fi
+
+# ESLint, TypeScript and axe-core for src/manyheads/web/page; the page itself needs no build step.
+PAGE_TOOLS := tests/web/js
+page-tools:
+	npm ci --prefix $(PAGE_TOOLS) --no-audit --no-fund --loglevel=error
+
+lint-page:
+	$(PAGE_TOOLS)/node_modules/.bin/eslint --config $(PAGE_TOOLS)/eslint.config.js src/manyheads/web/page $(PAGE_TOOLS)/*.js
+	$(PAGE_TOOLS)/node_modules/.bin/tsc --project $(PAGE_TOOLS)
 
 bench: $(DEVELOP)
 	$(BIN)/python benchmarks/translator.py --rows runs/bench-translator.jsonl

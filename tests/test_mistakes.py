@@ -289,6 +289,13 @@ ERRORS = [
     ("export RUN/bert --to ctranslate2 --out x", 2, "bert"),
     ("export RUN/bert --to huggingface --out x", 2, "norm.placement=post"),
     ("export RUN/bert --to onx --out x", 2, "'onnx'"),
+    (
+        "train phrasebook model.position=rotary --exportable-to huggingface",
+        2,
+        "model.position=sinusoidal",
+    ),
+    ("train phrasebook --exportable-to hugingface", 2, "'huggingface'"),
+    ("train images data.folder=images --exportable-to ctranslate2", 2, "Vit"),
     ("import RUN/bert --out x", 2, "RUN/bert"),
     ("serve RUN/bert --port 99999", 2, "--port"),
     ("serve RUN/bert --max-queue 0", 2, "--max-queue"),

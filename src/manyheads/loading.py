@@ -322,7 +322,7 @@ def load_run(
     The device `auto` is a GPU if there is one that the folder's program can use.
     """
     exported = (folder / SETTINGS).is_file()
-    if (folder / CONFIG).is_file() and is_huggingface(folder):
+    if is_huggingface(folder):
         return _load_huggingface(folder, device, warn)
     if (folder / CTRANSLATE2).is_file():
         return Ctranslate2Run(folder, read_run(folder), _tokenizer(folder), device_name=str(device))

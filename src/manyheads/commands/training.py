@@ -111,6 +111,10 @@ def train(
     print_config: Annotated[
         bool, option("Print all settings as a recipe; stop", "--print-config")
     ] = False,
+    exportable_to: Annotated[
+        str | None,
+        option("Refuse a model that huggingface, ... cannot hold", metavar="FORMAT"),
+    ] = None,
     seed: options.Seed = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
@@ -140,6 +144,10 @@ def train(
         raise UserError(f"train needs a recipe: {command_name()} train phrasebook")
     with _processes() as world:
         run = _recipe(recipe, overrides, seed)
+        if exportable_to is not None:
+            from manyheads.commands.exchange import check_exportable
+
+            check_exportable(run, exportable_to)
         if print_config:
             if world.is_main:
                 write(commented_toml(run))
