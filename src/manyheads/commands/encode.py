@@ -133,8 +133,8 @@ def classify(
       $ manyheads classify runs/mnist digits/ cat.png --scores
 
     Text: one label a line. A tab in a line separates a pair of texts; a text that is
-    too long is truncated. From a table (.csv, .jsonl, .parquet), the columns of
-    training are read. A regression model prints a number, a tagger token/label
+    too long is truncated. In a table (.csv, .jsonl, .parquet) the columns have the
+    names of the training. A regression model prints a number, a tagger token/label
     pairs (with --scores one token a line, and an empty line after each text).
 
     Images: label, probability and file. A file that cannot be read is reported and

@@ -71,8 +71,8 @@ def generate(
       $ manyheads generate runs/lm -p "ROMEO:" --top-p 0.9 --max-new-tokens 400
 
     Without --prompt and FILE, each line of standard input is continued. Tokens are
-    printed as they are sampled; --temperature 0 takes the likeliest ones,
-    the default of generate() in Python. For music see manyheads compose.
+    printed during sampling; --temperature 0 takes the likeliest ones, as generate()
+    does in Python by default. For music see manyheads compose.
     """
     from manyheads.commands.compose import Music, compose_run
     from manyheads.data.music import MusicData

@@ -96,7 +96,7 @@ class Tokenizer:
         # Files made elsewhere may truncate or pad.
         library.no_truncation()
         library.no_padding()
-        self._normalizer = library.normalizer  # of the file
+        self._normalizer = library.normalizer  # before the map is taken out
         self._charsmap = take_charsmap(library)
         self._library = library
 
