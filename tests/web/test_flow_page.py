@@ -90,10 +90,12 @@ def test_a_link_leads_to_the_same_box(page: Any) -> None:
     expect(page).to_have_url(re.compile("cell=1%2C0"))
     expect(title).to_contain_text("Hidden")
     readout = page.locator(".heatmap .readout").inner_text()
-    expect(page.locator(".origin small")).to_contain_text(readout.split(",")[0])
+    terms = page.locator(".origin small")  # requested after the page is drawn
+    expect(terms).to_contain_text(readout.split(",")[0])
     seen, link = page.locator("main").inner_text(), page.url
     visit(page, "/tokens")
     visit(page, link)
+    expect(terms).to_contain_text(readout.split(",")[0])
     assert page.locator("main").inner_text() == seen
 
 
