@@ -370,10 +370,10 @@ def write_settings(family: Family, architecture: str, config: TransformerConfig)
     ]
     # Another kind of a part has other settings too.
     kinds = {path for path in differing if path.endswith(".kind")}
-    words = {path: (_word(theirs.get(path)), _word(ours.get(path))) for path in differing}
+    changes = {path: (_word(theirs.get(path)), _word(ours.get(path))) for path in differing}
     obstacles = [
         f"model.{path.removesuffix('.kind')}={needed} (here {actual})"
-        for path, (needed, actual) in words.items()
+        for path, (needed, actual) in changes.items()
         if path in kinds or f"{path.rpartition('.')[0]}.kind" not in kinds
     ]
     return ExportPlan(family, architecture, settings, foreign.has_pooler, obstacles)

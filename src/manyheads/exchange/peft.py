@@ -41,20 +41,20 @@ def write_adapter(
     """Write the difference of two models of `transformers`: one with merged updates, its base."""
     layer = family.layer.replace("{stack}", "(encoder|decoder)").replace("{n}", r"\d+")
     state, before = model.state_dict(), base.state_dict()
-    updates, saved = {}, set()
+    updates, saved, rank = {}, set(), lora.rank
     for name, tensor in state.items():
         module = name.rpartition(".")[0]
         if torch.equal(tensor, before[name]):
             continue
         if tensor.ndim == 2 and re.match(layer, family.canonical(name)):
             delta = (tensor - before[name]).double()
-            updates[module] = torch.linalg.svd(
-                delta.T if family.transposed else delta, full_matrices=False
-            )
+            u, s, v = torch.linalg.svd(delta.T if family.transposed else delta, full_matrices=False)
+            updates[module] = u, s, v
+            # An average of checkpoints has a higher rank than each of them.
+            noise = 1e-4 * s[0] + torch.finfo(tensor.dtype).eps * tensor.norm()
+            rank = max(rank, int((s > noise).sum()))
         else:
             saved.add(module)
-    # An average of checkpoints has a higher rank than each of them.
-    rank = max([lora.rank, *(int((s > 1e-4 * s[0]).sum()) for _, s, _ in updates.values())])
     tensors = {name: x for name, x in state.items() if name.rpartition(".")[0] in saved}
     for module, (u, s, v) in updates.items():
         root = s[:rank].sqrt()

@@ -62,11 +62,10 @@ def _offset(unit: int) -> int:
 
 def take_charsmap(library: tokenizers.Tokenizer) -> Charsmap | None:
     """Remove a map at the beginning of a tokenizer's normalizer, and return it."""
-    if not isinstance(library.normalizer, normalizers.Precompiled | normalizers.Sequence):
-        return None
-    state: Any = json.loads(library.normalizer.__getstate__())
+    whole: Any = library.normalizer
+    state = {} if whole is None else json.loads(whole.__getstate__())
     first, *rest = state.get("normalizers") or [state]
-    if first["type"] != "Precompiled":
+    if first.get("type") != "Precompiled":
         return None
-    library.normalizer = normalizers.Sequence([library.normalizer[n + 1] for n in range(len(rest))])
+    library.normalizer = normalizers.Sequence([whole[n + 1] for n in range(len(rest))])
     return Charsmap(base64.b64decode(first["precompiled_charsmap"]))

@@ -25,8 +25,9 @@ SPACE = "▁"
 HIDDEN = "\uffff"  # before subwords of the target, so that no text contains them: not a character
 SENTINELS = 100  # <extra_id_0> … of T5
 # By type of model: the file, and the special tokens before and after a text.
-LLAMA = ("tokenizer.model", ["<s>"], [])
-PUBLISHED: dict[str, tuple[str, list[str], list[str]]] = {
+Published = tuple[str, list[str], list[str]]
+LLAMA: Published = ("tokenizer.model", ["<s>"], [])
+PUBLISHED: dict[str, Published] = {
     "t5": ("spiece.model", [], ["</s>"]),
     "marian": ("source.spm", [], ["</s>"]),
     "llama": LLAMA,
