@@ -5,8 +5,6 @@ import random
 import shlex
 import shutil
 from collections.abc import Iterator
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from tests.test_cli import TINY, call, mistake, result
 from manyheads.models.vit import VitConfig
 from manyheads.recipes import recipes
 from manyheads.run import Run, read_run, save_run
-from manyheads.train import metrics
 
 WORDS = ("the", "a", "small", "big", "red", "dog", "cat", "bird", "sees", "likes", "and", "runs")
 SMALL = ("model.dim=16", "model.layers=1", "model.heads=2", "model.max_length=16")
@@ -163,7 +160,7 @@ ERRORS = [
     # Trained models to start from
     ("train classify init=runs/nowhere", 2, "init=runs/nowhere"),
     ("train classify data.folder=table init=empty", 3, "empty"),
-    ("train classify data.folder=table init=RUN/gpt", 2, "bert"),
+    ("train bert-mini data.folder=text init=RUN/gpt", 2, "bert"),
     ("train language data.folder=text init=RUN/bert", 2, "bert"),
     ("train classify data.folder=table init=RUN/images", 2, "vit"),
     ("train language data.folder=text init=exported", 2, "exported"),
@@ -313,17 +310,11 @@ def write(name: str, content: str | bytes) -> None:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def no_tensorboard(name: str, package: str | None = None) -> ModuleSpec | None:
-    """Importing TensorBoard takes seconds."""
-    return None if name == "tensorboard" else find_spec(name, package)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def said(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A working folder with files and runs; the stderr of training each run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("mistakes"))
-        patch.setattr(metrics, "find_spec", no_tensorboard)
         for name, content in FILES.items():
             write(name, content)
         lines = {}

@@ -47,7 +47,6 @@ from manyheads.presets import ModelConfig
 from manyheads.run import (
     SETTINGS,
     TOKENIZER,
-    Data,
     Run,
     choose_device,
     model_digest,
@@ -56,7 +55,7 @@ from manyheads.run import (
 )
 from manyheads.tasks.encode import Guess, Pool, Prediction, TextEncoder, segments_of
 from manyheads.tasks.spec import Ability, LoadedModel
-from manyheads.tasks.table import TASKS
+from manyheads.tasks.table import TASKS, Data
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train import checkpoint
 

@@ -12,7 +12,7 @@ import torch
 from manyheads.decode import translate as translate_module
 from manyheads.decode.beam import Decode, Hypothesis
 from manyheads.decode.sample import Sample
-from manyheads.decode.translate import Translator, translate_lines
+from manyheads.decode.translate import LineFormat, Translator, translate_lines
 from manyheads.errors import DataError
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.positions import Learned
@@ -61,7 +61,7 @@ def lines_of(
     translator: Translator, content: str | bytes, n_best: int = 1, **more: Any
 ) -> list[str]:
     raw = content.encode() if isinstance(content, str) else content
-    return list(translate_lines(translator, BytesIO(raw), n_best, **more))
+    return list(translate_lines(translator, BytesIO(raw), LineFormat(n_best), **more))
 
 
 def letters(text: str) -> str:

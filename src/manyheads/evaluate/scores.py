@@ -5,7 +5,8 @@ Each score has a signature, which says how it was computed, as sacreBLEU's does.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -18,6 +19,37 @@ from manyheads.config import nearest
 from manyheads.errors import UserError
 
 Scores = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A metric of a plug-in: score(predictions, references) of the examples of a split.
+
+    A translator predicts texts, and each reference is a list of texts; a classifier, labels.
+    """
+
+    name: str
+    score: Callable[[Sequence[Any], Sequence[Any]], float]
+    tasks: tuple[str, ...] = ("translation",)
+    signature: str = ""
+
+
+METRICS: list[Metric] = []  # those of plug-ins
+
+
+def add_plugin_metrics(
+    scores: Scores, task: str, predictions: Sequence[Any], references: Sequence[Any]
+) -> Scores:
+    """The scores with the metrics that plug-ins have for a task."""
+    fitting = [metric for metric in METRICS if task in metric.tasks]
+    signature = {m.name: m.signature or "metric of a plug-in" for m in fitting}
+    return (
+        scores
+        | {m.name: float(m.score(predictions, references)) for m in fitting}
+        | {"signature": scores["signature"] | signature}
+    )
+
+
 RESAMPLES = 1000  # of bootstrap resampling, sacreBLEU's default
 # BLEU's tokenizer for languages that 13a does not fit, by ISO 639 codes.
 BY_LANGUAGE = {
@@ -65,10 +97,11 @@ def make_metrics(names: Sequence[str], tokenize: str) -> dict[str, Any]:
         "chrf++": CHRF(word_order=2),
         "ter": TER(),
     }
+    known = [*metrics, *(metric.name for metric in METRICS)]
     for name in names:
-        if name not in metrics:
-            raise UserError(f"--metric {name}: {nearest(name, metrics)}")
-    return {name: metrics[name] for name in names}
+        if name not in known:
+            raise UserError(f"--metric {name}: {nearest(name, known)}")
+    return {name: metrics[name] for name in names if name in metrics}
 
 
 def lacks_spaces(texts: Sequence[str]) -> bool:
@@ -138,7 +171,7 @@ def paired_scores(
     columns: list[Any] = list(results.values())[1:]  # the first has the names of the systems
     return {
         name: {"against": float(before.score), "p": float(after.p_value)}
-        for name, (before, after) in zip(names, columns, strict=True)
+        for name, (before, after) in zip(metrics, columns, strict=True)
     }
 
 

@@ -286,6 +286,8 @@ def frame_for_model(tokenizer: Tokenizer, decode: Decode, config: Any) -> Tokeni
     if not isinstance(config, BertConfig | ElmoConfig):
         return tokenizer
     first, last = known_token(tokenizer, "classify"), known_token(tokenizer, "separator")
+    if isinstance(config, BertConfig) and config.causal and (first is None or last is None):
+        return tokenizer.with_frame([], [SpecialTokens(tokenizer, decode).end])
     if first is None or last is None:
         raise UserError(
             "this tokenizer adds no special tokens and has no [CLS] and [SEP], which the model "

@@ -19,7 +19,7 @@ from manyheads.data.batching import Shuffled, split
 from manyheads.data.files import join_names
 from manyheads.data.images import ImageData, ImageSet
 from manyheads.errors import DataError, UserError
-from manyheads.evaluate.scores import Scores
+from manyheads.evaluate.scores import Scores, add_plugin_metrics
 from manyheads.models.heads import Classify
 from manyheads.models.vit import Images, Vit, VitConfig
 from manyheads.tasks.classification import label_loss, with_labels
@@ -206,7 +206,9 @@ def evaluate(loaded: LoadedModel, data: ImageData, split_name: str) -> Scores:
     cells = (labels * len(names) + predictions).bincount(minlength=len(names) ** 2)
     counts = cells.view(len(names), len(names)).tolist()
     scores["confusion"] = {"classes": list(names), "counts": counts}
-    return scores | {"signature": signature, "split": split_name, "examples": len(labels)}
+    scores |= {"signature": signature, "split": split_name, "examples": len(labels)}
+    classes = [[names[index] for index in side.tolist()] for side in (predictions, labels)]
+    return add_plugin_metrics(scores, "images", *classes)
 
 
 SPEC = TaskSpec(

@@ -12,7 +12,7 @@ from manyheads.data.summaries import SummaryData, as_lines
 from manyheads.data.translation import Corpus, FilesData
 from manyheads.decode.translate import BaseTranslator
 from manyheads.evaluate.rouge import has_rouge, rouge_scorer, rouge_scores
-from manyheads.evaluate.scores import Scores
+from manyheads.evaluate.scores import Scores, add_plugin_metrics
 from manyheads.tasks import translation
 from manyheads.tasks.spec import LoadedModel, token_unit
 from manyheads.tasks.translation import TranslationTask, target_likelihood
@@ -80,6 +80,7 @@ def evaluate(loaded: LoadedModel, data: SummaryData | FilesData, split_name: str
             translator, corpus.sources, lambda done: bar.update(done, "documents")
         )
     scores = rouge_scores(summaries, references(corpus))
+    scores = add_plugin_metrics(scores, "summaries", summaries, references(corpus))
     likelihood = target_likelihood(translator, corpus, "truncate")
     if likelihood:
         unit = token_unit(translator.tokenizer)

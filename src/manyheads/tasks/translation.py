@@ -24,6 +24,7 @@ from manyheads.errors import DataError, UserError
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
 from manyheads.evaluate.scores import (
     Scores,
+    add_plugin_metrics,
     bleu_tokenizer,
     loss_scores,
     missing_spaces,
@@ -291,9 +292,11 @@ def evaluate(
     if tokenize == "auto":
         tokenize = tokenizer_for(data, loaded.run.data)
     baseline = None if against is None else against.translator()
-    return evaluate_translation(
+    result = evaluate_translation(
         *(loaded.translator(), data, split_name, tokenize), against=baseline, **options
-    ).scores
+    )
+    references = result.corpus.references or [[target] for target in result.corpus.targets]
+    return add_plugin_metrics(result.scores, "translation", result.translations, references)
 
 
 def has_dropout(model: Any) -> bool:
