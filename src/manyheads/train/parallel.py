@@ -9,27 +9,29 @@ The sum over the processes is the gradient of one process, up to rounding:
 
 import copy
 import dataclasses
+import math
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyheads.errors import UserError
 from manyheads.nn.block import Block
+from manyheads.train.optimizer import Train
 from manyheads.train.step import ForwardBackward, StepStats, Task, World, weighted_sum
 
 B = TypeVar("B")
-Parallel = Literal["ddp", "fsdp"]
 
 # The main process may validate, or train a tokenizer, for hours while the others wait for it.
 # torchrun detects a process that has died.
@@ -116,28 +118,148 @@ def _is_reported(store: Any) -> bool:
     return True
 
 
+def shard_sizes(train: Train, world: World) -> tuple[int, int]:
+    """Copies of the weights, and processes that share each: (1, world.size) unless set (HSDP)."""
+    shard = train.shard or world.size // (train.replicate or 1)
+    replicate = train.replicate or world.size // shard
+    if shard * replicate != world.size:
+        raise UserError(
+            f"train.shard={shard} × train.replicate={replicate} is not the number of processes, "
+            f"{world.size}: change one of them"
+        )
+    return replicate, shard
+
+
+class ShardedBuild(TorchDispatchMode):
+    """A context in which a model is built that FSDP shards: each process stores its rows only.
+
+    A parameter goes to the meta device as soon as a module registers it. Later fills (`normal_`,
+    `uniform_`) run on the CPU, for one tensor at a time, and rows of other processes are dropped:
+    random numbers, and so weights, have the bits of one process. Buffers are complete.
+    """
+
+    FILLS = ("aten::normal_", "aten::uniform_", "aten::fill_", "aten::zero_", "aten::copy_")
+
+    def __init__(self, train: Train, world: World, device: torch.device) -> None:
+        super().__init__()
+        self.device, self.size = device, shard_sizes(train, world)[1]
+        self.rank = world.rank % self.size
+        self.shards: dict[int, tuple[nn.Parameter, int, Tensor]] = {}  # by storage: first, values
+
+    def __enter__(self) -> Self:
+        self.register = nn.Module.register_parameter
+        register, to_meta = self.register, self._to_meta
+        nn.Module.register_parameter = (  # type: ignore[method-assign]
+            lambda module, name, parameter: register(module, name, to_meta(parameter))
+        )
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        nn.Module.register_parameter = self.register  # type: ignore[method-assign]
+        super().__exit__(*error)
+
+    def _to_meta(self, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta:
+            return parameter
+        width = math.prod(parameter.shape[1:])
+        first = min(self.rank * -(-len(parameter) // self.size), len(parameter)) * width
+        rows = parameter.detach().chunk(self.size)
+        values = rows[self.rank].flatten() if self.rank < len(rows) else parameter.new_empty(0)
+        meta = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+        self.shards[meta.untyped_storage()._cdata] = meta, first, values.detach().clone()
+        return meta
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        target, kwargs = args[0] if args else None, kwargs or {}
+        if not (isinstance(target, Tensor) and target.is_meta and func._schema.is_mutable):
+            return func(*args, **kwargs)
+        if func._schema.name not in self.FILLS or not target.is_contiguous():
+            raise TypeError(f"{func} cannot initialise a sharded parameter: fill its rows instead")
+        full = torch.empty(target.shape, dtype=target.dtype)
+        func(full, *args[1:], **kwargs)
+        _, first, values = self.shards[target.untyped_storage()._cdata]
+        begin = target.storage_offset() - first  # may be before the shard, or after it
+        start, stop = max(begin, 0), min(begin + full.numel(), values.numel())
+        if start < stop:
+            values[start:stop] = full.flatten()[start - begin : stop - begin]
+        return target
+
+    def named(self, model: nn.Module) -> dict[str, Tensor]:
+        """The values of this process, by the name of the parameter."""
+        parameters = model.named_parameters()
+        return {n: self.shards[p.untyped_storage()._cdata][2] for n, p in parameters}
+
+
+@torch.no_grad()
+def shard_model(
+    model: nn.Module,
+    train: Train,
+    world: World,
+    dtype: torch.dtype = torch.float32,
+    shards: ShardedBuild | None = None,
+) -> None:
+    """FSDP, block by block, in place; a model from `ShardedBuild` gets its weights here."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    sizes = shard_sizes(train, world)
+    device = shards.device if shards else next(model.parameters()).device
+    mesh = init_device_mesh(device.type, sizes if sizes[0] > 1 else sizes[1:])
+    values = shards.named(model) if shards else {}
+    buffers = dict(model.named_buffers())
+    # Half-precision copies of a block's weights are gathered; gradients are summed in float32.
+    policy = MixedPrecisionPolicy(
+        param_dtype=None if dtype == torch.float32 else dtype,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,
+    )
+    for block in [part for part in model.modules() if isinstance(part, Block)]:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh)
+    if shards is None:
+        return
+    model.to_empty(device=device)
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])
+    for name, parameter in model.named_parameters():
+        local: Tensor = parameter.to_local()  # type: ignore[attr-defined]
+        local.copy_(values.pop(name).view(local.shape))
+
+
 class Distributed(ForwardBackward):
     """Gradients summed over processes, with DDP (replicated weights) or FSDP (sharded ones)."""
 
     def __init__(
-        self, objective: nn.Module, dtype: torch.dtype, parallel: Parallel, world: World
+        self,
+        objective: nn.Module,
+        dtype: torch.dtype,
+        train: Train,
+        world: World,
+        shards: ShardedBuild | None = None,
     ) -> None:
+        self.world, self.is_sharded = world, train.parallel == "fsdp"
+        if self.is_sharded:
+            shard_model(objective, train, world, dtype, shards)
         super().__init__(objective, dtype)
-        self.world = world
-        if parallel == "fsdp":
-            from torch.distributed.device_mesh import init_device_mesh
-            from torch.distributed.fsdp import fully_shard
-
-            mesh = init_device_mesh(self.device.type, (world.size,))
-            blocks = [part for part in objective.modules() if isinstance(part, Block)]
-            for part in (*blocks, objective):
-                fully_shard(part, mesh=mesh)
-        else:
+        if not self.is_sharded:
             # Some parameters may be unused, as a pooler for fine-tuning. Then DDP also keeps its
             # buckets: else it reorders them after the first pass, and a resumed run would sum its
             # first step in another order than before.
             warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
             self.objective = DistributedDataParallel(objective, find_unused_parameters=True)
+
+    @contextmanager
+    def validation(self) -> Iterator[bool]:
+        """DDP: the main process. FSDP: all, each with all data, and blocks gathered in turn."""
+        if not self.is_sharded:
+            yield self.world.is_main
+            return
+        objective: Any = self.objective
+        objective.unshard()  # what is in no block: its own forward is not called
+        with torch.autocast(self.device.type, self.dtype, self.dtype == torch.bfloat16):
+            yield True
+        objective.reshard()
 
     def __call__(self, batches: list[Any], stats: StepStats) -> None:
         local = local_batches(self.world, batches)
