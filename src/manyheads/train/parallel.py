@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
@@ -191,35 +192,25 @@ class ShardedBuild(TorchDispatchMode):
         return {n: self.shards[p.untyped_storage()._cdata][2] for n, p in parameters}
 
 
-@torch.no_grad()
-def shard_model(
-    model: nn.Module,
-    train: Train,
-    world: World,
-    dtype: torch.dtype = torch.float32,
-    shards: ShardedBuild | None = None,
-) -> None:
-    """FSDP, block by block, in place; a model from `ShardedBuild` gets its weights here."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+def make_mesh(train: Train, world: World, device: torch.device) -> DeviceMesh:
+    """The processes as one row of shards or, with HSDP, a row of shards for each copy."""
+    sizes, names = shard_sizes(train, world), ("replicate", "shard")
+    first = int(sizes[0] == 1)
+    return init_device_mesh(device.type, sizes[first:], mesh_dim_names=names[first:])
 
-    sizes = shard_sizes(train, world)
-    device = shards.device if shards else next(model.parameters()).device
-    mesh = init_device_mesh(device.type, sizes if sizes[0] > 1 else sizes[1:])
+
+@torch.no_grad()
+def shard_model(model: nn.Module, mesh: DeviceMesh, shards: ShardedBuild | None = None) -> None:
+    """FSDP, block by block, in place; a model from `ShardedBuild` gets its weights here."""
+    from torch.distributed.fsdp import fully_shard
+
     values = shards.named(model) if shards else {}
     buffers = dict(model.named_buffers())
-    # Half-precision copies of a block's weights are gathered; gradients are summed in float32.
-    policy = MixedPrecisionPolicy(
-        param_dtype=None if dtype == torch.float32 else dtype,
-        reduce_dtype=torch.float32,
-        cast_forward_inputs=False,
-    )
-    for block in [part for part in model.modules() if isinstance(part, Block)]:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh)
+    for part in (*[part for part in model.modules() if isinstance(part, Block)], model):
+        fully_shard(part, mesh=mesh)
     if shards is None:
         return
-    model.to_empty(device=device)
+    model.to_empty(device=shards.device)
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
     for name, parameter in model.named_parameters():
@@ -240,7 +231,8 @@ class Distributed(ForwardBackward):
     ) -> None:
         self.world, self.is_sharded = world, train.parallel == "fsdp"
         if self.is_sharded:
-            shard_model(objective, train, world, dtype, shards)
+            device = shards.device if shards else next(objective.parameters()).device
+            shard_model(objective, make_mesh(train, world, device), shards)
         super().__init__(objective, dtype)
         if not self.is_sharded:
             # Some parameters may be unused, as a pooler for fine-tuning. Then DDP also keeps its
@@ -257,8 +249,7 @@ class Distributed(ForwardBackward):
             return
         objective: Any = self.objective
         objective.unshard()  # what is in no block: its own forward is not called
-        with torch.autocast(self.device.type, self.dtype, self.dtype == torch.bfloat16):
-            yield True
+        yield True
         objective.reshard()
 
     def __call__(self, batches: list[Any], stats: StepStats) -> None:
