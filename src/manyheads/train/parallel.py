@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import math
 import os
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -36,7 +37,7 @@ B = TypeVar("B")
 
 # The main process may validate, or train a tokenizer, for hours while the others wait for it.
 # torchrun detects a process that has died.
-TIMEOUT = timedelta(hours=24)
+TIMEOUT = 24 * 3600.0  # seconds; the variable MANYHEADS_TIMEOUT overrides it
 # How long another process waits for the main one to report an error before it does so itself.
 REPORT_TIMEOUT = timedelta(seconds=20)
 REPORTED = "reported"
@@ -48,23 +49,35 @@ def connected(report: Callable[[str], None]) -> Iterator[World]:
 
     An error that all of them raise is reported once.
     """
-    world = _of_environment()
-    shared, rank, size = next(iter(rendezvous("env://", timeout=TIMEOUT)))
-    # After a restart torchrun keeps the store, with the addresses of processes that died.
-    store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), shared)
+    world, host = _of_environment(), socket.gethostname()
+    timeout = timedelta(seconds=float(os.environ.get("MANYHEADS_TIMEOUT", TIMEOUT)))
+    store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # After a restart torchrun keeps this store, with the addresses of processes that died.
+        store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    if world.is_main:
+        nodes, address = os.environ.get("GROUP_WORLD_SIZE", "1"), os.environ["MASTER_ADDR"]
+        report(
+            f"process group: {size} processes, {nodes} nodes, {backend}, main {host} ({address})"
+        )
     code = 0
     try:
         yield world
     except Exception as error:
-        if not hasattr(error, "exit_code"):  # the others may not have it, and wait
+        if hasattr(error, "exit_code"):
+            code = error.exit_code
+            # torchrun ends all as soon as one has ended: the main one reports before that.
+            if isinstance(error, UserError) and (world.is_main or not _is_reported(store)):
+                report(f"manyheads: {error}")
+                store.set(REPORTED, "")
+        elif isinstance(error, dist.DistError) or "gloo" in str(error):
+            code = 1
+            problem = str(error).splitlines()[0].rpartition("] ")[2]
+            report(f"manyheads: rank {rank} of {size} on {host} lost the others: {problem}")
+        else:  # the others may not have it, and wait
             raise
-        code = error.exit_code
-        # torchrun ends all as soon as one has ended: the main one reports before that.
-        if isinstance(error, UserError) and (world.is_main or not _is_reported(store)):
-            report(f"manyheads: {error}")
-            store.set(REPORTED, "")
     dist.destroy_process_group()
     # Threads of a process group sometimes abort a process that ends the usual way, after its work
     # is done; torchrun would take that for a failure.
