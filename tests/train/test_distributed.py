@@ -18,9 +18,10 @@ import torch
 from small_runs import CPU, records, saved, trainer, write_recipe
 from torch import nn
 
-from manyheads import cli, presets
+from manyheads import cli
 from manyheads.errors import UserError
 from manyheads.lab.device_memory import peak_memory
+from manyheads.presets import build as build_preset
 from manyheads.run import make_trainer, read_run
 from manyheads.train import checkpoint
 from manyheads.train.loop import seed_step
@@ -196,7 +197,7 @@ def test_four_processes_shard_in_any_layout_and_end_as_one_does(
 MODELS = [
     build
     for name in ("transformer-base", "bert-base", "palm-8b", "t5-base", "music-transformer")
-    for build in [partial(presets.build, name, dim=64, layers=2, heads=4, vocab_size=997)]
+    for build in [partial(build_preset, name, dim=64, layers=2, heads=4, vocab_size=997)]
 ]
 
 
@@ -221,7 +222,7 @@ def test_shards_of_a_build_have_the_bits_of_one_process(build: Callable[[], nn.M
 
 def test_a_process_stores_its_shard_and_one_parameter_while_it_builds() -> None:
     """Memory by PyTorch's profiler, that of a build with complete parameters for comparison."""
-    build = partial(presets.build, "gpt2", dim=64, layers=8, heads=4, vocab_size=997)
+    build = partial(build_preset, "gpt2", dim=64, layers=8, heads=4, vocab_size=997)
     model = build()
     total = sum(parameter.nbytes for parameter in model.parameters())
     largest = max(parameter.nbytes for parameter in model.parameters())

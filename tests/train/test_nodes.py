@@ -4,6 +4,8 @@ Both see the same folder, as nodes with a shared file system do.
 """
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +16,8 @@ from pathlib import Path
 import pytest
 from small_runs import assert_same_bits, trainer, write_recipe
 from test_distributed import PLAIN, assert_alike, curve
+
+from manyheads.recipes import read_recipe
 
 # Kills the launcher and itself on one node, once.
 KILLED = """
@@ -159,3 +163,25 @@ def test_a_node_that_is_killed_and_started_again_changes_no_bits(
     assert "lost the others" in output
     assert_same_bits(tmp_path / "whole", tmp_path / "killed")
     assert curve(tmp_path / "whole") == curve(tmp_path / "killed")
+
+
+def test_launch_files_of_the_documentation_parse() -> None:
+    """The Slurm script as bash, the Kubernetes file as YAML with the fields of a job."""
+    yaml = pytest.importorskip("yaml")
+    page = (Path(__file__).parents[2] / "docs/scale.md").read_text(encoding="utf-8")
+    [script] = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
+    parsed = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
+    assert (parsed.returncode, parsed.stderr) == (0, "")
+    [manifest] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    service, job = yaml.safe_load_all(manifest)
+    assert (service["kind"], job["kind"]) == ("Service", "Job")
+    pod = job["spec"]["template"]["spec"]
+    assert pod["subdomain"] == service["metadata"]["name"]
+    [container] = pod["containers"]
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+    assert f"--nnodes={job['spec']['completions']}" in container["args"]
+    for words in (shlex.split(script.partition("srun")[2]), container["args"]):
+        settings = [word for word in words if "=" in word and not word.startswith("-")]
+        run = read_recipe("language", settings)
+        assert (run.train.parallel, run.train.shard) == ("fsdp", 8)

@@ -1,6 +1,5 @@
 """The command that computes the cost of a training on many devices: plan."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,22 +49,11 @@ def plan(
     Nothing is trained or measured. docs/scale.md has the model, its constants and its
     error against published figures.
     """
-    from manyheads.config import override_all
-    from manyheads.lab.plan import Setup, compare_devices, plan_training
-    from manyheads.presets import preset, presets
-    from manyheads.recipes import read_recipe, recipes
+    from manyheads.lab.plan import Setup, model_of, plan_training, plot_devices
 
     check_image("--plot", plot)
-    config: Any
-    if name in presets() or (name not in recipes() and not Path(name).is_file()):
-        settings = [setting.removeprefix("model.") for setting in overrides or []]
-        config = override_all(preset(name), settings)
-    else:
-        run = read_recipe(name, overrides or [])
-        size = run.model.vocab_size or getattr(run.tokens, "vocab_size", None) or 1000
-        config = replace(run.model, vocab_size=size)
-        checkpointing = checkpointing or run.train.activation_checkpointing
-    layout: Any = parallel
+    config, is_checkpointed = model_of(name, overrides or [])
+    layout: Any = parallel  # checked by Setup
     setup = Setup(
         device_kind=device_kind,
         devices=devices,
@@ -75,7 +63,7 @@ def plan(
         length=length,
         micro_batch=1 if micro_batch is None else micro_batch,
         accumulate=accumulate,
-        checkpointed=float(checkpointing),
+        checkpointed=float(checkpointing or is_checkpointed),
     )
     result = plan_training(config, setup)
     if as_json:
@@ -83,28 +71,8 @@ def plan(
     else:
         write(result.text(tokens))
     if plot is not None:
-        counts = [2**power for power in range(max(6, devices.bit_length() - 1) + 1)]
-        plans = compare_devices(config, setup, counts)
-        _plot(plans, plot)
-
-
-def _plot(plans: list[Any], path: Path) -> None:
-    from manyheads.view.figures import growth
-
-    by_layout = {
-        p.setup.layout: [q for q in plans if q.setup.layout == p.setup.layout] for p in plans
-    }
-    memory = {
-        layout: [(p.setup.devices, sum(p.memory.values()) / 2**30) for p in some]
-        for layout, some in by_layout.items()
-    }
-    speed = {
-        layout: [(p.setup.devices, p.tokens_per_device) for p in some]
-        for layout, some in by_layout.items()
-    }
-    titles = ("GiB per device", "tokens a second per device")
-    try:
-        growth(dict(zip(titles, (memory, speed), strict=True)), "devices", path)
-        say(f"plot: {path}")
-    except UserError as error:  # no matplotlib: the result is printed all the same
-        say(str(error))
+        try:
+            plot_devices(config, setup, plot)
+            say(f"plot: {plot}")
+        except UserError as error:  # no matplotlib: the result is printed all the same
+            say(str(error))

@@ -16,14 +16,17 @@ several nodes use the network link of every device of a node.
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
-from manyheads.config import nearest
+from manyheads.config import nearest, override_all
 from manyheads.errors import UserError, check_at_least
 from manyheads.lab.training_cost import DEVICES, HOUR
 from manyheads.models.gpt import GptConfig
-from manyheads.presets import ModelConfig
+from manyheads.presets import ModelConfig, preset, presets
+from manyheads.recipes import read_recipe, recipes
 from manyheads.summary import BACKWARD, ModelSummary, human, human_bytes, summarize
+from manyheads.view.figures import growth
 
 OVERLAP = 0.9  # of the compute time in which communication is hidden
 LINK = 0.8  # of a link's bandwidth, in large collectives
@@ -216,6 +219,29 @@ def plan_training(config: ModelConfig, setup: Setup) -> Plan:
         },
         checkpoint_bytes=STATE_BYTES * summary.parameters,
     )
+
+
+def model_of(name: str, overrides: Sequence[str]) -> tuple[ModelConfig, bool]:
+    """The model of a preset or recipe, and whether a recipe checkpoints activations."""
+    if name in presets() or (name not in recipes() and not Path(name).is_file()):
+        settings = [setting.removeprefix("model.") for setting in overrides]
+        return override_all(preset(name), settings), False
+    run = read_recipe(name, overrides)
+    vocab_size = run.model.vocab_size or getattr(run.tokens, "vocab_size", None) or 1000
+    model: Any = run.model
+    return replace(model, vocab_size=vocab_size), run.train.activation_checkpointing
+
+
+def plot_devices(config: ModelConfig, setup: Setup, path: Path) -> None:
+    """Memory and speed of a device by the number of devices, a line for each layout."""
+    counts = [2**power for power in range(max(6, setup.devices.bit_length() - 1) + 1)]
+    memory: dict[str, list[tuple[int, float]]] = {}
+    speed: dict[str, list[tuple[int, float]]] = {}
+    for plan in compare_devices(config, setup, counts):
+        layout, devices = plan.setup.layout, plan.setup.devices
+        memory.setdefault(layout, []).append((devices, sum(plan.memory.values()) / 2**30))
+        speed.setdefault(layout, []).append((devices, plan.tokens_per_device))
+    growth({"GiB per device": memory, "tokens a second per device": speed}, "devices", path)
 
 
 def compare_devices(config: ModelConfig, setup: Setup, counts: Sequence[int]) -> list[Plan]:

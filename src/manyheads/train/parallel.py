@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, Self, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -155,23 +156,25 @@ class ShardedBuild(TorchDispatchMode):
     FILLS = ("aten::normal_", "aten::uniform_", "aten::fill_", "aten::zero_", "aten::copy_")
 
     def __init__(self, train: Train, world: World, device: torch.device) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.device, self.size = device, shard_sizes(train, world)[1]
         self.rank = world.rank % self.size
         self.shards: dict[int, tuple[nn.Parameter, int, Tensor]] = {}  # by storage: first, values
 
     def __enter__(self) -> Self:
-        self.register = nn.Module.register_parameter
-        register, to_meta = self.register, self._to_meta
-        nn.Module.register_parameter = (  # type: ignore[method-assign]
-            lambda module, name, parameter: register(module, name, to_meta(parameter))
+        register, to_meta = nn.Module.register_parameter, self._to_meta
+        self.patch = patch.object(
+            nn.Module,
+            "register_parameter",
+            lambda module, name, parameter: register(module, name, to_meta(parameter)),
         )
-        super().__enter__()
+        self.patch.start()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        nn.Module.register_parameter = self.register  # type: ignore[method-assign]
-        super().__exit__(*error)
+        self.patch.stop()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def _to_meta(self, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta:
