@@ -21,6 +21,7 @@ from manyheads.commands.generate import generate
 from manyheads.commands.help import Command, Group
 from manyheads.commands.inspect import capture, info, tokenize
 from manyheads.commands.options import with_plugins
+from manyheads.commands.planning import plan
 from manyheads.commands.quiz import quiz
 from manyheads.commands.scale import scale
 from manyheads.commands.serve import serve, view
@@ -51,7 +52,14 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Exchange and serve": {"import": import_folder, "export": export, "serve": serve},
     "Discover": {"recipes": recipes, "settings": settings},
-    "Lab": {"claims": claims, "scaling-laws": scale, "cost": cost, "tables": tables, "quiz": quiz},
+    "Lab": {
+        "claims": claims,
+        "scaling-laws": scale,
+        "plan": plan,
+        "cost": cost,
+        "tables": tables,
+        "quiz": quiz,
+    },
 }
 # Those of release 0.1, which still work.
 OLD_NAMES: dict[str, Callable[..., None]] = {"fill": fill_mask, "tokens": tokenize, "scale": scale}
