@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEVELOP := .venv/.develop
 
-.PHONY: demo test test-slow test-gpu lint bench bench-gpu docs mutants wheel audit clean
+.PHONY: demo test test-slow test-gpu lint lint-page page-tools bench bench-gpu docs notebooks mutants wheel audit clean
 
 demo: $(READY)
 	$(BIN)/manyheads demo
@@ -26,6 +26,17 @@ lint: $(DEVELOP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python scripts/prose.py
+	@if [ -d $(PAGE_TOOLS)/node_modules ]; then $(MAKE) --no-print-directory lint-page; \
+	else echo "the page is not checked: install Node.js 20 or newer, then run 'make page-tools'"; fi
+
+# ESLint, TypeScript and axe-core for src/manyheads/web/page; the page itself needs no build step.
+PAGE_TOOLS := tests/web/js
+page-tools:
+	npm ci --prefix $(PAGE_TOOLS) --no-audit --no-fund --loglevel=error
+
+lint-page:
+	$(PAGE_TOOLS)/node_modules/.bin/eslint --config $(PAGE_TOOLS)/eslint.config.js src/manyheads/web/page $(PAGE_TOOLS)/*.js
+	$(PAGE_TOOLS)/node_modules/.bin/tsc --project $(PAGE_TOOLS)
 
 bench: $(DEVELOP)
 	$(BIN)/python benchmarks/translator.py --rows runs/bench-translator.jsonl
@@ -43,12 +54,19 @@ docs: $(DEVELOP)
 	$(BIN)/python -m sphinx -q -W --keep-going docs docs/_build
 	$(BIN)/python -m pytest -q tests/docs
 
+# Executes docs/notebooks; `make notebooks docs` shows their outputs on the site.
+notebooks: $(DEVELOP)
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[notebooks]' -c constraints.txt
+	$(BIN)/python docs/run_notebooks.py
+
 # Changes the code in 200 small ways, and counts the changes that no test notices.
 mutants: $(DEVELOP)
 	$(BIN)/python scripts/mutants.py
 
+# The source distribution, and the wheel built from it.
 wheel: $(READY)
-	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist .
+	$(BIN)/pip install -q --disable-pip-version-check build -c constraints.txt
+	$(BIN)/python -m build --outdir dist .
 
 # Known vulnerabilities of the pinned versions; needs a network.
 audit: $(READY)
@@ -73,4 +91,4 @@ $(DEVELOP): $(READY)
 	@touch $@
 
 clean:
-	rm -rf .venv build dist docs/_build docs/reference/generated src/*.egg-info
+	rm -rf .venv build dist docs/_build docs/reference/generated docs/notebooks/generated src/*.egg-info

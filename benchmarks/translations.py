@@ -44,7 +44,7 @@ from typing import Any
 import torch
 from sacrebleu.metrics.bleu import BLEU
 
-from manyheads.data.corpus import read_lines
+from manyheads.data.files import read_lines
 from manyheads.decode.translate import BaseTranslator
 from manyheads.errors import UserError
 from manyheads.fileio import replace_file

@@ -16,17 +16,20 @@ release = version = __version__
 copyright = "the authors of Manyheads"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
-exclude_patterns = ["_build", "notebooks", "exercises/*.py"]
+exclude_patterns = ["_build"]
 myst_heading_anchors = 4
-myst_enable_extensions = ["colon_fence", "fieldlist"]
+myst_enable_extensions = ["colon_fence", "dollarmath", "fieldlist"]
 suppress_warnings = ["misc.highlighting_failure"]  # blocks of output are not programs
 highlight_language = "none"
 
+default_role = "code"  # single backticks in docstrings
+maximum_signature_line_length = 80
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 
 html_theme = "furo"
+html_math_renderer = "mathml"
 html_title = "Manyheads"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
@@ -37,4 +40,6 @@ html_theme_options = {"navigation_with_keys": True}
 
 def setup(app: Sphinx) -> None:
     generate.write_pages(HERE / "reference" / "generated")
+    generate.write_notebooks(generate.run_notebooks.GENERATED)
+    generate.add_mathml(app)
     app.connect("source-read", generate.link_outside)

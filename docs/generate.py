@@ -2,9 +2,13 @@
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
+import run_notebooks
+from docutils import nodes
+from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parents[1]
@@ -16,9 +20,18 @@ def write_pages(folder: Path) -> None:
     pages = {"commands": commands, "recipes": recipes, "settings": settings}
     pages |= {"presets": presets, "http": http, "tasks": tasks}
     for name, page in pages.items():
-        file, text = folder / f"{name}.md", page()
-        if not file.exists() or file.read_text("utf-8") != text:
-            file.write_text(text, "utf-8")
+        write(folder / f"{name}.md", page().encode())
+
+
+def write_notebooks(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, content in run_notebooks.pages().items():
+        write(folder / name, content)
+
+
+def write(file: Path, content: bytes) -> None:
+    if not file.exists() or file.read_bytes() != content:
+        file.write_bytes(content)
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -65,6 +78,10 @@ def recipes() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def kind_of(text: str) -> str:
+    return text.replace("|", " | ").replace(f"from 0 to {2**63 - 1}", "at least 0")
+
+
 def settings() -> str:
     from manyheads.config import describe
     from manyheads.recipes import read_recipe
@@ -84,7 +101,7 @@ def settings() -> str:
         groups = {key: group if group in parents else "run" for key, group in groups.items()}
         for group in dict.fromkeys(groups.values()):
             rows = [
-                (code(s.name), s.type.replace("|", " | "), code(s.text), s.meaning)
+                (code(s.name), kind_of(s.type), code(s.text), s.meaning)
                 for s in every
                 if groups[s.name] == group
             ]
@@ -178,3 +195,18 @@ def link_outside(app: Sphinx, name: str, source: list[str]) -> None:
         r"\1 (`\2`)",
         source[0],
     )
+
+
+def add_mathml(app: Sphinx) -> None:
+    """Formulas as MathML, which browsers show without a script and without a network."""
+
+    def write(display: str) -> Callable[[Any, nodes.Element], None]:
+        def visit(writer: Any, node: nodes.Element) -> None:
+            formula = convert(node.astext(), display=display)
+            is_block = display == "block"
+            writer.body.append(f'<div class="math">{formula}</div>' if is_block else formula)
+            raise nodes.SkipNode
+
+        return visit
+
+    app.add_html_math_renderer("mathml", (write("inline"), None), (write("block"), None))

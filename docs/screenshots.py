@@ -42,6 +42,7 @@ VIEWS = {
     "translate-alternatives": "/translate?run=RUN&at=4&layer=all",
     "decode": "/decode?run=RUN&temperature=1.5&top_k=5&node=20",
     "tokens": "/tokens?run=RUN&text=Vierunddreißig+small+dogs+see+the+unbelievable+tree.&step=20",
+    "quiz": "/quiz?answers=thinking.a+why-scaled",
     "positions": "/positions?length=96&dim=64&at=48,48",
     "positions-skew": "/positions?scheme=relative&causal=1&length=24&trained=16",
     "lens": "/lens?run=RUN",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import gzip
 import io
 import json
 import os
@@ -18,12 +19,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from manyheads import cli
 from manyheads.commands import training
 from manyheads.config import parse
 from manyheads.decode import translate as translate_module
+from manyheads.loading import load_run
+from manyheads.models.capture import capture
 from manyheads.recipes import read_recipe, recipes
 from manyheads.run import Run, read_run
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -352,8 +356,80 @@ def test_a_users_own_files(tmp_path: Path) -> None:
         words = ("evaluate", tmp_path / "run", f"data.target={target}", "--json")
         signature = json.loads(result(*words))["signature"]["bleu"]
         assert any(f"tok:{name}" in signature for name in ("zh", "ja-mecab", "char"))
-    other = json.loads(result("evaluate", tmp_path / "run", "--tokenize", "char", "--json"))
+    other = json.loads(result("evaluate", tmp_path / "run", "--bleu-tokenize", "char", "--json"))
     assert "tok:char" in other["signature"]["bleu"]
+
+
+def test_a_users_own_tables(tmp_path: Path) -> None:
+    """Trained from a table, evaluated on compressed files, standard input and another table."""
+    rows = [
+        {"pair": {"en": f"a{i} b{i}", "ja": f"犬{i}猫{i}"}, "text": f"犬{i}猫{i}"}
+        for i in range(40)
+    ]
+    table = tmp_path / "pairs.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[0]]))
+    small = [setting for setting in TINY if not setting.startswith("data.")]
+    columns = ("data.source_column=pair.en", "data.target_column=pair.ja")
+    words = ("train", "translation", f"data.train={table}", f"data.valid={table}", *columns, *small)
+    code, _, said = call(*words, "-o", tmp_path / "run")
+    assert code == 0, said
+    assert "41 of 41 pairs of 'valid' also occur in training" in said
+    assert "--bleu-tokenize" not in said
+    unnamed = (*words, "data.target_column=text", "-o", tmp_path / "unnamed")
+    assert "--bleu-tokenize" in call(*unnamed)[2]  # no language is named: BLEU has 13a
+    source, reference = tmp_path / "in.gz", tmp_path / "out.txt"
+    source.write_bytes(gzip.compress(b"a1 b1\na2 b2\n"))
+    reference.write_text("犬1猫1\n犬2猫2\n")
+    table.unlink()
+    code, _, said = call("evaluate", tmp_path / "run")
+    assert (code, "data.test=FILE" in said) == (2, True)
+    files = ("--reference", reference, "--json")
+    scores = json.loads(result("evaluate", tmp_path / "run", "--source", source, *files))
+    assert "tok:ja-mecab" in scores["signature"]["bleu"]
+    code, printed, _ = call(
+        "evaluate", tmp_path / "run", "--source", "-", *files, stdin=b"a1 b1\na2 b2\n"
+    )
+    assert (code, json.loads(printed)["chrf"]) == (0, scores["chrf"])
+    other = tmp_path / "other.csv"
+    other.write_text("en,ja\na1 b1,犬1猫1\na2 b2,犬2猫2\n")
+    columns = ("data.source_column=en", "data.target_column=ja", f"data.test={other}")
+    scores |= {"chrf": json.loads(result("evaluate", tmp_path / "run", *columns, "--json"))["chrf"]}
+    assert json.loads(printed)["chrf"] == scores["chrf"]
+    broken = other.write_text("en,ja\na1 b1,\n")
+    code, _, said = call("evaluate", tmp_path / "run", *columns)
+    assert (code, broken) == (3, 13)
+    assert f"{other}:2: 'ja' is empty" in said
+
+
+def test_a_classifier_of_a_users_own_csv(tmp_path: Path) -> None:
+    table, new = tmp_path / "reviews.csv", tmp_path / "new.jsonl"
+    rows = [f'"good, {i}",yes\n"bad, {i}",no\n' for i in range(20)]
+    table.write_text("".join(["review,liked\n", *rows]))
+    new.write_text('{"review": "good"}\n{"review": "bad, or so"}\n{"review": "good\\nor bad"}\n')
+    small = ("model.dim=16", "model.layers=1", "model.heads=2", "tokens.vocab_size=600")
+    words = ("train", "classify", f"data.train={table}", "data.text=review", "data.label=liked")
+    code, _, said = call(*words, *small, "train.epochs=1", "-o", tmp_path / "run")
+    assert code == 0, said
+    assert len(result("classify", tmp_path / "run", new).splitlines()) == 3
+    assert len(result("classify", tmp_path / "run", table).splitlines()) == 40
+    new.write_text('{"text": "good"}\n')
+    code, _, said = call("classify", tmp_path / "run", new)
+    assert (code, f"{new}:1: no column 'review'" in said) == (3, True)
+
+
+def test_a_test_set_elsewhere_is_scored_without_the_training_data(tmp_path: Path) -> None:
+    folder = tmp_path / "books"
+    folder.mkdir()
+    (folder / "a.txt").write_text("the cat sees a dog and the dog sees a cat\n" * 40)
+    small = [setting for setting in TINY if not setting.startswith(("data.", "decode."))]
+    words = ("train", "language", f"data.folder={folder}", *small, "model.max_length=16")
+    code, _, said = call(*words, "-o", tmp_path / "run")
+    assert code == 0, said
+    shutil.rmtree(folder)
+    test = tmp_path / "test.jsonl"
+    test.write_text('{"body": "the dog sees a dog"}\n{"body": "a cat"}\n')
+    words = (f"data.test={test}", "data.text=body", "--json")
+    assert json.loads(result("evaluate", tmp_path / "run", *words))["bits_per_byte"] > 0
 
 
 # --- evaluate ---
@@ -473,7 +549,7 @@ def test_as_many_lines_out_as_in(run: Path, tmp_path: Path) -> None:
     file = tmp_path / "in=1.txt"
     file.write_bytes(TEXT.encode())
     assert result("translate", run, file) == printed
-    assert result("summarize", run, file) == printed
+    assert "use manyheads translate" in mistake("summarize", run, file)
 
 
 @pytest.mark.parametrize(
@@ -507,6 +583,30 @@ def test_the_beam_is_as_wide_as_the_list(run: Path, monkeypatch: pytest.MonkeyPa
         result("translate", run, *options, stdin=b"The dog sleeps.\n")
     result("translate", run, "--beam", "1", stdin=b"The dog sleeps.\n")
     assert widths == [5, 9, 3, 1]
+
+
+@pytest.mark.parametrize("engine", ["torch", "ctranslate2"])
+def test_alignment_and_scores_follow_the_text(run: Path, engine: str) -> None:
+    if engine == "ctranslate2":
+        pytest.importorskip("ctranslate2")
+    words = ("translate", run, "--engine", engine, "--device", "cpu")
+    stdin = b"The dog sleeps.\n\nThe cat sees the dog.\n"
+    plain = result(*words, stdin=stdin).splitlines()
+    lines = result(*words, "--alignment", "--scores", stdin=stdin).splitlines()
+    assert [line.split(" ||| ")[0] for line in lines] == plain
+    for line, source in zip(lines, stdin.decode().splitlines(), strict=True):
+        text, links, log_probs = line.split(" ||| ")
+        pairs = [tuple(map(int, link.split("-"))) for link in links.split()]
+        assert [target for _, target in pairs] == list(range(len(text.split()) if pairs else 0))
+        assert all(place < len(source.split()) for place, _ in pairs)
+        assert all(float(value) < 0 for value in log_probs.split())
+        assert bool(log_probs) == bool(source)
+    if engine == "torch":
+        n_best = result(*words, "--n-best", "2", "--scores", stdin=stdin).splitlines()
+        assert [line.count(" ||| ") for line in n_best] == [3] * 5
+    both = mistake(*words[:2], "--ensemble", run, "--scores", stdin=stdin)
+    assert "leave out --ensemble" in both
+    assert "leave out --sample" in mistake(*words[:2], "--sample", "--scores", stdin=stdin)
 
 
 def test_a_line_that_is_too_long_is_translated_in_parts(run: Path) -> None:
@@ -634,6 +734,49 @@ def test_tokenize_shows_the_merges(run: Path) -> None:
     assert (values["text"], values["ids"]) == ("the dog", ids)
     assert values["pieces"] == values["steps"][-1]["pieces"] == tokenizer.subwords(ids)
     assert "".join(values["pieces"]) == "the dog"
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "words"])
+def test_tokenize_learns_a_vocabulary(kind: str, tmp_path: Path) -> None:
+    corpus, out = tmp_path / "corpus.txt", tmp_path / "tokenizer.json"
+    corpus.write_text("the unbelievable dog\nthe believable cat\n" * 20, "utf-8")
+    words = ("tokenize", "--learn", corpus, "--kind", kind, "--size", "600")
+    shown = json.loads(result(*words, "--out", out, "the", "dog", "--json"))
+    saved = Tokenizer.load(out)
+    assert saved.kind == kind
+    assert shown["ids"] == saved.encode("the dog")
+    assert result("tokenize", out, "the dog") == result(*words, "the dog")
+    assert "'wordpiece'" in mistake("tokenize", "--learn", corpus, "--kind", "wordpeice", "a")
+    assert "--learn FILE" in mistake("tokenize", out)
+
+
+def test_capture_saves_activations_by_name(run: Path, tmp_path: Path) -> None:
+    acts, text = tmp_path / "acts.safetensors", "The dog sees."
+    printed = result("capture", run, text, "--target", "Der Hund.", "--out", acts)
+    tensors = load_file(acts)
+    assert {line.split()[0] for line in printed.splitlines()} == set(tensors)
+    loaded: Any = load_run(run)
+    tokenizer, special = loaded.tokenizer, loaded.translator().special_tokens
+    source = torch.tensor([special.source(tokenizer.encode(text))])
+    target = torch.tensor([[special.start, *tokenizer.encode("Der Hund.")]])
+    with torch.no_grad(), capture(loaded.model) as maps:
+        loaded.model(source, target)
+    for name, weights in (
+        ("encoder.self.weights", maps.all("self", "encoder")),
+        ("decoder.self.weights", maps.all("self", "decoder")),
+        ("decoder.cross.weights", maps.all("cross")),
+    ):
+        torch.testing.assert_close(tensors[name], torch.cat(weights))
+    with safe_open(acts, "pt") as file:
+        tokens = json.loads(file.metadata()["encoder.tokens"])
+    assert tokens == tokenizer.subwords(source[0].tolist())
+    assert tensors["encoder.layer.input"].shape == (1, len(tokens), 16)
+    (tmp_path / "texts.txt").write_text("The dog.\nThe cat sees.\n", "utf-8")
+    result("capture", run, tmp_path / "texts.txt", "--only", "*.self.q", "-o", acts)
+    parts = ("encoder.self.q", "decoder.self.q")
+    assert set(load_file(acts)) == {f"{line}/{name}" for line in (1, 2) for name in parts}
+    assert "names no tensor" in mistake("capture", run, text, "--only", "x", "-o", acts)
+    assert "shorten it" in mistake("capture", run, text * 200, "-o", acts)
 
 
 def test_compare_gives_a_table_and_a_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

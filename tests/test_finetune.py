@@ -17,6 +17,7 @@ from manyheads.errors import UserError
 from manyheads.finetune import ON_TOP, load_pretrained
 from manyheads.loading import load_run, load_torch_run
 from manyheads.models.bert import Bert
+from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.recipes import read_recipe
 from manyheads.run import read_run
@@ -107,6 +108,51 @@ def test_the_encoder_of_an_encoder_decoder_has_the_states_that_it_had(
     assert actual.model.config.pooler is not None
     assert actual.model.config.pooler.over == "mean"
     actual.run()
+
+
+def test_a_decoder_is_read_at_its_last_token(
+    starts: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    """GPT fine-tuned for classification: its states, and a linear head on the last one."""
+    actual = classifier(starts["causal stream"], texts, tmp_path / "run")
+    before = load_torch_run(starts["causal stream"]).model
+    assert isinstance(before, Gpt)
+    model = actual.model
+    assert isinstance(model, Bert)
+    [batch] = actual.task.batches(0)
+    assert batch.mask is not None
+    model.eval()
+    with torch.no_grad():
+        outputs = model(batch.tokens, batch.mask)
+        for row, length in enumerate(batch.mask.sum(1).tolist()):
+            states = before.hidden(batch.tokens[row : row + 1, :length])
+            expected = model.head(states[:, -1])[0]
+            torch.testing.assert_close(outputs[row], expected, rtol=0, atol=1e-5)
+    actual.run()
+    loaded = load_run(tmp_path / "run")
+    assert len(loaded.classify(["once more"])) == 1
+    assert loaded.embed(["once more"]).shape == (1, model.config.dim)
+    # A framed text ends with the token that the head reads.
+    assert loaded.tokenizer.framed(["once"])[0][0][-1] == loaded.tokenizer.separator
+
+
+def test_an_imported_decoder(texts: Path, tmp_path: Path) -> None:
+    """GPT-2's tokenizer has no [CLS] and [SEP]: the end of a text stands for it."""
+    folders = pytest.importorskip("tests.exchange.folders")
+    folder, theirs = folders.saved(tmp_path / "theirs", "gpt2")
+    actual = classifier(folder, texts, tmp_path / "run")
+    [batch] = actual.task.batches(0)
+    model: Any = actual.model.eval()
+    real = torch.ones_like(batch.tokens) if batch.mask is None else batch.mask
+    with torch.no_grad():
+        expected = theirs.transformer(batch.tokens, attention_mask=real.long()).last_hidden_state
+        last = expected[torch.arange(len(real)), real.sum(1) - 1]
+        outputs = model(batch.tokens, batch.mask)
+        torch.testing.assert_close(outputs, model.head(last), rtol=1e-4, atol=1e-4)
+    actual.run()
+    loaded = load_run(tmp_path / "run")
+    assert loaded.tokenizer.framed(["the dog"])[0][0][-1] == load_run(folder).tokenizer.end
+    assert len(loaded.classify(["the dog", "the small tree"])) == 2
 
 
 def test_an_imported_encoder(texts: Path, tmp_path: Path) -> None:
@@ -222,9 +268,9 @@ def test_a_start_that_does_not_fit_is_refused_in_one_line(
         start = f"init={starts[name]}"
         return refused(recipe, tmp_path / "run", f"data.folder={data}", start, *overrides)
 
-    line = with_start("classify", "causal stream")
+    line = with_start("bert-mini", "causal stream")
     assert f"{starts['causal stream']} holds a gpt model" in line
-    assert "task=classification begins with a bert one or an encoder–decoder" in line
+    assert "task=pretraining begins with a bert one or an encoder–decoder" in line
     assert "holds a bert model" in with_start("language", "masked pairs")
     assert "holds a bert model" in with_start("t5-mini", "masked pairs")
     assert not (tmp_path / "run").exists()

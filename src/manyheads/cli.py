@@ -19,7 +19,8 @@ from manyheads.commands.exchange import export, import_folder
 from manyheads.commands.figure import figure
 from manyheads.commands.generate import generate
 from manyheads.commands.help import Command, Group
-from manyheads.commands.inspect import info, tokenize
+from manyheads.commands.inspect import capture, info, tokenize
+from manyheads.commands.options import with_plugins
 from manyheads.commands.planning import plan
 from manyheads.commands.quiz import quiz
 from manyheads.commands.scale import scale
@@ -44,6 +45,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Inspect": {
         "evaluate": evaluate,
         "info": info,
+        "capture": capture,
         "tokenize": tokenize,
         "view": view,
         "figure": figure,
@@ -80,7 +82,8 @@ app = typer.Typer(
 for _group, _commands in COMMANDS.items():
     for _name, _function in _commands.items():
         _help = SUMMARIZE if _name == "summarize" else None
-        app.command(_name, cls=Command, rich_help_panel=_group, help=_help)(_function)
+        _command = _function if _group == "Lab" else with_plugins(_function)
+        app.command(_name, cls=Command, rich_help_panel=_group, help=_help)(_command)
 for _name, _function in OLD_NAMES.items():
     app.command(_name, cls=Command, hidden=True)(_function)
 

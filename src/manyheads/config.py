@@ -100,6 +100,7 @@ class Setting(NamedTuple):
 
 
 WORDS_FOR_NONE = ("none", "null", "off")
+EXTENSIONS: list[tuple[frozenset[Any], type]] = []  # a union's options, and a plug-in's part
 
 
 # What other libraries call some settings.
@@ -276,8 +277,20 @@ def _plain_type(hint: Any) -> Any:
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, with those that plug-ins add; of another type, itself."""
     hint = _plain_type(hint)
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return (*options, *(part for union, part in EXTENSIONS if union.issubset(options)))
+
+
+def extend(union: Any, part: Any) -> None:
+    """Add a part to a union, wherever settings have that union or one that includes it."""
+    kind = getattr(part, "kind", None)
+    if not hasattr(part, "__dataclass_fields__") or kind is None:
+        raise UserError(f"{part!r} is not a dataclass with a kind")
+    if kind in _kinds(union):
+        raise UserError(f"there is a kind '{kind}' already: choose another name")
+    EXTENSIONS.append((frozenset(get_args(union)), part))
 
 
 def _kinds(hint: Any) -> dict[str, Any]:
@@ -382,7 +395,7 @@ def _convert_union(hint: Any, value: Any, where: str, current: Any) -> Any:
             raise UserError(f"{where}={word}: {nearest(str(word), known)}")
         if word != kinds[word].kind and current is not None:
             print(f"'{where}={word}' is now '{where}={kinds[word].kind}'", file=sys.stderr)
-        same = current if isinstance(current, kinds[word]) else None
+        same = current if type(current) is kinds[word] else None
         return _convert_table(kinds[word], {**table, "kind": word}, where, same)
     errors = []
     for option in rest:

@@ -10,6 +10,7 @@ from manyheads.config import dump
 from manyheads.errors import UserError
 from manyheads.loading import TorchRun, load_run
 from manyheads.models.bert import BertConfig
+from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Pooler
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vit import resize_weights
@@ -25,8 +26,15 @@ FREE_SETTINGS = {
     *("head", "pooler", "next_sentence", "max_length", "image_size", "init", "attention"),
     *("dropout", "attention_dropout", "frozen"),
 }
-# The encoder of an encoder–decoder, as an encoder-only model names its parts.
-ENCODER_NAMES = {"tokens.": "tokens.", "encoder_embedding.": "embedding.", "encoder.": "encoder."}
+# The encoder of an encoder–decoder, or a decoder, as an encoder-only model names its parts.
+STACK_NAMES = {
+    Seq2SeqConfig: {
+        "tokens.": "tokens.",
+        "encoder_embedding.": "embedding.",
+        "encoder.": "encoder.",
+    },
+    GptConfig: {"tokens.": "tokens.", "embedding.": "embedding.", "decoder.": "encoder."},
+}
 
 
 def load_start(folder: str) -> TorchRun:
@@ -39,7 +47,10 @@ def load_start(folder: str) -> TorchRun:
 
 def finetune_config(config: ModelConfig, run: Run, folder: str) -> ModelConfig:
     """The settings of a trained model, with the heads that the run's task needs."""
-    if starts_from_encoder_decoder(run.model, config):
+    is_decoder = isinstance(run.model, BertConfig) and isinstance(config, GptConfig)
+    if starts_from_encoder_decoder(run.model, config) or (
+        is_decoder and GptConfig in run.spec.finetunes
+    ):
         config = encoder_only(config)
     if type(config) is not type(run.model) and not isinstance(config, run.spec.finetunes):
         kind = run.model.kind
@@ -70,10 +81,16 @@ def refuse_changes(run: Run, trained: ModelConfig) -> None:
 
 
 def encoder_only(config: Any) -> BertConfig:
-    """The encoder of an encoder–decoder. No position was trained as a summary: pool the mean."""
-    encoder = config.encoder.of(config)
-    settings = {field.name: getattr(encoder, field.name) for field in fields(Architecture)}
-    return BertConfig(**settings, head=None, pooler=Pooler(over="mean"))
+    """The encoder of an encoder–decoder, or a decoder.
+
+    No position of an encoder was trained as a summary: pool the mean. The last position of a
+    decoder has seen the text.
+    """
+    is_decoder = isinstance(config, GptConfig)
+    stack = config if is_decoder else config.encoder.of(config)
+    settings = {field.name: getattr(stack, field.name) for field in fields(Architecture)}
+    pooler = None if is_decoder else Pooler(over="mean")
+    return BertConfig(**settings, head=None, pooler=pooler, causal=is_decoder)
 
 
 def load_pretrained(model: nn.Module, start: TorchRun) -> None:
@@ -89,8 +106,8 @@ def load_pretrained(model: nn.Module, start: TorchRun) -> None:
         tensors = resize_weights(tensors, before, config)
     if _question(config) != _question(before):
         tensors = {name: tensors[name] for name in tensors if not name.startswith("head.")}
-    if starts_from_encoder_decoder(config, before):
-        tensors = _encoder_weights(tensors)
+    if isinstance(config, BertConfig) and type(before) in STACK_NAMES:
+        tensors = _stack_weights(tensors, STACK_NAMES[type(before)])
     weights = model.state_dict()
     for name, tensor in weights.items():
         trained = tensors.get(name)
@@ -111,10 +128,10 @@ def _question(config: Any) -> tuple[str, tuple[str, ...]] | None:
     return None if head is None else (head.kind, getattr(head, "labels", ()))
 
 
-def _encoder_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _stack_weights(tensors: dict[str, Tensor], names: dict[str, str]) -> dict[str, Tensor]:
     return {
         ours + name.removeprefix(theirs): tensor
         for name, tensor in tensors.items()
-        for theirs, ours in ENCODER_NAMES.items()
+        for theirs, ours in names.items()
         if name.startswith(theirs)
     }

@@ -47,7 +47,6 @@ from manyheads.presets import ModelConfig
 from manyheads.run import (
     SETTINGS,
     TOKENIZER,
-    Data,
     Run,
     choose_device,
     model_digest,
@@ -56,7 +55,7 @@ from manyheads.run import (
 )
 from manyheads.tasks.encode import Guess, Pool, Prediction, TextEncoder, segments_of
 from manyheads.tasks.spec import Ability, LoadedModel
-from manyheads.tasks.table import TASKS
+from manyheads.tasks.table import TASKS, Data
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train import checkpoint
 
@@ -108,7 +107,10 @@ class LoadedRun(LoadedModel):
         min_p: float = 0.0,
         seed: int = 0,
     ) -> list[str]:
-        """The text after each prompt: the likeliest tokens, or sampled at a temperature above 0."""
+        """The text after each prompt: the likeliest tokens, or sampled at a temperature above 0.
+
+        The command `generate` samples by default, with temperature=0.8 and seed=1.
+        """
         loaded = self
         if temperature > 0 and isinstance(self, TorchRun):  # no engine to start for sampling
             loaded = self.with_engine(IN_TORCH)
@@ -319,7 +321,7 @@ def load_run(
     The device `auto` is a GPU if there is one that the folder's program can use.
     """
     exported = (folder / SETTINGS).is_file()
-    if (folder / CONFIG).is_file() and is_huggingface(folder):
+    if is_huggingface(folder):
         return _load_huggingface(folder, device, warn)
     if (folder / CTRANSLATE2).is_file():
         return Ctranslate2Run(folder, read_run(folder), _tokenizer(folder), device_name=str(device))

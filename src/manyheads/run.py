@@ -18,14 +18,10 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import nn
 
+from manyheads import plugins
 from manyheads.config import Between, dump, kinds_of, parse, read_toml, to_toml
-from manyheads.data.images import ImageData
-from manyheads.data.labelled import LabelledData
-from manyheads.data.language import TextData
+from manyheads.data.corpus import report_leaks
 from manyheads.data.masking import Objective
-from manyheads.data.music import MusicData
-from manyheads.data.summaries import SummaryData
-from manyheads.data.translation import FilesData, PhrasebookData
 from manyheads.decode.beam import Decode
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.folder import frame_for_model
@@ -35,10 +31,11 @@ from manyheads.nn.lora import Finetune, restrict
 from manyheads.nn.positions import Sinusoidal
 from manyheads.presets import ModelConfig
 from manyheads.tasks.spec import RunSettings, TaskSpec, kinds
-from manyheads.tasks.table import TASKS
+from manyheads.tasks.table import TASKS, Data
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Tokens
 from manyheads.train import checkpoint
+from manyheads.train.loggers import Callback
 from manyheads.train.loop import Trainer
 from manyheads.train.optimizer import Train
 from manyheads.train.step import ONE_PROCESS, World
@@ -57,6 +54,7 @@ FREE = {
         "train.probes",
         "train.probe_weights",
         "train.log_every",
+        "train.log_to",
         "train.parallel",
         "train.shard",
         "train.replicate",
@@ -64,8 +62,6 @@ FREE = {
         "train.activation_checkpointing",
     ),
 }
-
-Data = PhrasebookData | FilesData | SummaryData | TextData | LabelledData | ImageData | MusicData
 
 # --- settings ---
 
@@ -182,8 +178,8 @@ def model_digest(model: ModelConfig) -> str:
 
 def _with_dense_core(model: ModelConfig) -> ModelConfig:
     """The same model with one attention for all exact ones: they compute the same function."""
-    attention = getattr(model, "attention", None)
-    if attention is None:
+    attention: Any = getattr(model, "attention", None)
+    if not hasattr(attention, "exact"):  # a baseline
         return model
     changes: dict[str, Any] = {"attention": Dense()} if attention.exact else {}
     # A side's exact attention matters only where the model's is approximate.
@@ -271,7 +267,7 @@ def read_run(folder: Path) -> Run:
         )
     if not (folder / SETTINGS).is_file():
         raise DataError(f"{folder} is not a run folder: it has no {SETTINGS}")
-    table = read_toml(folder / SETTINGS)
+    table = plugins.require(read_toml(folder / SETTINGS), folder)
     check_sound(folder / SETTINGS, SETTINGS)
     try:
         return parse_run(table)
@@ -288,7 +284,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 def settings_text(run: Run, folder: Path | None) -> str:
     """The content of run.toml: settings, after checksums of the tokenizer and of themselves."""
-    return with_sums(to_toml(dump(run)), SETTINGS, folder and folder / TOKENIZER)
+    text = to_toml(dump(run) | plugins.record(run))
+    return with_sums(text, SETTINGS, folder and folder / TOKENIZER)
 
 
 @contextlib.contextmanager
@@ -338,10 +335,12 @@ def train_run(
     report: Callable[[str], None] = lambda line: None,
     *,
     fresh: bool = False,
+    callback: Callback | None = None,
 ) -> None:
     """Train a run into a folder, to the end, from where the folder stands; `Stopped` by a signal.
 
-    `report` gets remarks on the data and the model; `fresh` deletes the run in the folder first.
+    `report` gets remarks on the data and the model, `callback` the metrics; `fresh` deletes the run
+    in the folder first.
     """
     if world.is_main:
         check_folder(folder)
@@ -350,7 +349,7 @@ def train_run(
     is_new, is_begun = not folder.exists(), (folder / SETTINGS).exists()
     with locked(folder) if world.is_main else contextlib.nullcontext():
         try:
-            trainer = make_trainer(run, folder, device, world)
+            trainer = make_trainer(run, folder, device, world, callback)
         except UserError:
             if not is_begun and world.is_main:  # leave nothing that refuses other settings
                 for name in (SETTINGS, TOKENIZER):
@@ -386,7 +385,11 @@ def delete_run(folder: Path) -> None:
 
 
 def make_trainer(
-    run: Run, folder: Path, device: torch.device, world: World = ONE_PROCESS
+    run: Run,
+    folder: Path,
+    device: torch.device,
+    world: World = ONE_PROCESS,
+    callback: Callback | None = None,
 ) -> Trainer:
     """A trainer for the run, at the step where its folder stands."""
     make_task = run.spec.prepare
@@ -398,7 +401,8 @@ def make_trainer(
     with world.main_first():  # the others read what the first has written
         run, tokenizer = prepare(run, folder, part)
     task = make_task(run, part, valid, tokenizer, device)
-    task.notes = [*task.notes, *_warn_embedding_scale(run)]
+    leaks = report_leaks(run.data, part, valid) if world.is_main else []
+    task.notes = [*task.notes, *_warn_embedding_scale(run), *leaks]
     shards = None
     if world.is_distributed and run.train.parallel == "fsdp" and not run.init:
         from manyheads.train.parallel import ShardedBuild
@@ -429,6 +433,8 @@ def make_trainer(
         world=world,
         probe=run.spec.probe(task, model, folder) if run.train.probes and can_probe else None,
         shards=shards,
+        settings=dump(run),
+        callback=callback,
     )
 
 

@@ -421,7 +421,7 @@ def _saved(module: nn.Module, model: Any) -> int:
         case nn.Linear():
             return module.in_features
         case nn.LayerNorm() | nn.RMSNorm():
-            return module.weight.numel()
+            return math.prod(module.normalized_shape)
         case nn.Conv1d():
             return module.in_channels
         case nn.Conv2d():

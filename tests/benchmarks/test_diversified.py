@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.data.corpus import read_lines
+from manyheads.data.files import read_lines
 from manyheads.phrasebook import sentences
 from manyheads.recipes import read_recipe
 from manyheads.run import make_trainer

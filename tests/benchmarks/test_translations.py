@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from manyheads.data.corpus import read_lines
+from manyheads.data.files import read_lines
 from manyheads.errors import UserError
 from manyheads.phrasebook import sentences
 from manyheads.presets import TRANSFORMER_BASE

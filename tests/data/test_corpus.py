@@ -2,6 +2,7 @@
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,8 +10,11 @@ from hypothesis import strategies as st
 from tests.data.helpers import refusal, write
 
 from manyheads.config import parse
-from manyheads.data.corpus import hold_out, read_lines, read_pairs
+from manyheads.data.corpus import hold_out, report_leaks
+from manyheads.data.files import read_lines, read_parallel
+from manyheads.data.labelled import LabelledData
 from manyheads.data.language import TextData
+from manyheads.data.translation import FilesData
 from manyheads.errors import DataError, UserError
 
 
@@ -53,8 +57,8 @@ def test_bytes_that_are_not_utf8_are_named_by_line(
 ) -> None:
     path = write(tmp_path / f"latin.txt{suffix}", mark + b"good\n\nb\xc3\xa4d \xe4 here\n")
     message = refusal(DataError, read_lines, path)
-    assert message.startswith(f"{path}: line 3 ")
-    assert f"0xe4 at byte {len(mark) + 11} " in message
+    assert message.startswith(f"{path}:3: ")
+    assert "0xe4 at byte 6 of the line" in message
 
 
 def test_empty_and_damaged_files_are_refused(tmp_path: Path) -> None:
@@ -72,9 +76,9 @@ def test_empty_and_damaged_files_are_refused(tmp_path: Path) -> None:
 
 def test_pairs_are_read_line_by_line(tmp_path: Path) -> None:
     source, target = write(tmp_path / "de", "ein\nzwei\n"), write(tmp_path / "en", "one\r\ntwo")
-    assert read_pairs(source, target, skip_empty=False) == (["ein", "zwei"], ["one", "two"], 0)
+    assert read_parallel(source, target) == ([["ein", "zwei"], ["one", "two"]], 0)
     write(target, "one\n")
-    message = refusal(DataError, lambda: read_pairs(source, target, skip_empty=True))
+    message = refusal(DataError, lambda: read_parallel(source, target, skip_empty=True))
     assert f"{source} has 2 lines but {target} has 1" in message
 
 
@@ -86,10 +90,10 @@ def test_a_pair_with_an_empty_line_is_refused_or_skipped(
     source: str, target: str, side: str, tmp_path: Path
 ) -> None:
     paths = write(tmp_path / "de", source), write(tmp_path / "en", target)
-    message = refusal(DataError, lambda: read_pairs(*paths, skip_empty=False))
+    message = refusal(DataError, lambda: read_parallel(*paths))
     assert message.startswith(f"{tmp_path / side}:2: ")
     assert "data.empty_lines=skip" in message
-    assert read_pairs(*paths, skip_empty=True) == (["ein", "drei"], ["one", "three"], 1)
+    assert read_parallel(*paths, skip_empty=True) == ([["ein", "drei"], ["one", "three"]], 1)
 
 
 @given(
@@ -114,3 +118,31 @@ def test_fractions_and_rows_that_cannot_be_divided_are_refused() -> None:
             message = refusal(UserError, parse, TextData, {name: fraction}, "data")
             assert message.startswith("data.valid_fraction=")
     assert parse(TextData, {"held_out": 0.3}, "data") == TextData(valid_fraction=0.3)
+
+
+def test_items_of_other_splits_that_occur_in_training_are_counted(tmp_path: Path) -> None:
+    def notes(data: Any) -> list[str]:
+        return report_leaks(data, data.read("train"), data.read("valid"))
+
+    rows = [f"a text that is quite long, and has its own number, {n}" for n in range(10)]
+    content = {"train": rows[:6], "valid": rows[5:8], "test": [rows[0], rows[0], rows[9]]}
+    for split, texts in content.items():
+        write(tmp_path / f"{split}.en", "\n".join(texts))
+        write(tmp_path / f"{split}.de", "\n".join(texts))
+        table = [f"{text}\t{number % 2}" for number, text in enumerate(texts)]
+        write(tmp_path / "table" / f"{split}.tsv", "\n".join(["text\tlabel", *table]))
+        write(tmp_path / "text" / f"{split}.txt", "\n".join(texts))
+    for data, unit in (
+        (FilesData(folder=str(tmp_path), source="en", target="de"), "pairs"),
+        (LabelledData(folder=str(tmp_path / "table")), "texts"),
+        (TextData(folder=str(tmp_path / "text")), "long lines"),
+    ):
+        assert notes(data) == [
+            f"1 of 3 {unit} of 'valid' also occur in training",
+            f"2 of 3 {unit} of 'test' also occur in training",
+        ]
+    (tmp_path / "table" / "test.tsv").write_bytes(b"\xff")  # does not stop a training
+    assert len(notes(LabelledData(folder=str(tmp_path / "table")))) == 1
+    write(tmp_path / "text" / "valid.txt", rows[9])
+    write(tmp_path / "text" / "test.txt", "short\nlines")
+    assert notes(TextData(folder=str(tmp_path / "text"))) == []

@@ -44,13 +44,20 @@ def write_idx(path: Path, array: Array) -> Path:
     return write(path, head + array.tobytes())
 
 
-def write_mnist(folder: Path, labels: Array, *, tests: int = 4, ending: str = "") -> Array:
+def write_mnist(
+    folder: Path,
+    labels: Array,
+    *,
+    tests: int = 4,
+    ending: str = "",
+    size: tuple[int, int] = (5, 4),
+) -> Array:
     """A folder like MNIST's; the training images."""
-    pixels = noise(len(labels), 5, 4)
+    pixels = noise(len(labels), *size)
     write_idx(folder / f"train-images-idx3-ubyte{ending}", pixels)
     write_idx(folder / f"train-labels-idx1-ubyte{ending}", labels)
     if tests:
-        write_idx(folder / f"t10k-images-idx3-ubyte{ending}", noise(tests, 5, 4, seed=1))
+        write_idx(folder / f"t10k-images-idx3-ubyte{ending}", noise(tests, *size, seed=1))
         write_idx(folder / f"t10k-labels-idx1-ubyte{ending}", labels[:tests])
     return pixels
 

@@ -199,7 +199,7 @@ def test_tables_may_be_csv_or_json_lines(name: str, table: str, tmp_path: Path) 
     assert (part.texts, part.labels) == (['good, "very"\nfilm', "bad"], ["yes", "no"])
     write(tmp_path / "mine.csv", 'label,text\nyes,"good\n')
     mine = LabelledData(folder=str(tmp_path), train="mine.csv", valid="mine.csv")
-    assert mine.read("train").texts == ["good"]  # an open quote ends with the file
+    assert refusal(DataError, mine.read, "train").startswith(f"{tmp_path / 'mine.csv'}:2: ")
 
 
 @pytest.mark.parametrize(
@@ -336,3 +336,11 @@ def test_wrong_settings_are_refused(settings: list[str], problem: str) -> None:
 def test_settings_survive_a_round_trip() -> None:
     settings = override_all(LabelledData(), ["task=rte", "folder=glue"])
     assert parse(LabelledData, dump(settings)) == settings
+
+
+def test_texts_are_read_without_labels(tmp_path: Path) -> None:
+    path = write(tmp_path / "new.csv", 'text,more\ngood,"a\tb"\nbad,c\n')
+    assert [*LabelledData().read_texts(path)] == ["good", "bad"]
+    assert [*LabelledData(pair="more").read_texts(path)] == ["good\ta b", "bad\tc"]
+    wrong = LabelledData(text="review")
+    assert "data.text=" in refusal(DataError, lambda: [*wrong.read_texts(path)])

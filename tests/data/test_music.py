@@ -1,6 +1,7 @@
 """Music as text: which files belong to which split, their words, and what is refused."""
 
 import json
+import random
 import shutil
 import tarfile
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.data.helpers import refusal, write
 from tests.data.small_music import scale_up, write_chorales, write_performances
 
 from manyheads.config import parse
+from manyheads.data.corpus import report_leaks
 from manyheads.data.events import ChoraleGrid, encode_events
 from manyheads.data.language import EncodedText
 from manyheads.data.midi import Note, write_midi
@@ -34,6 +36,33 @@ def test_a_fraction_of_the_files_is_held_out(tmp_path: Path) -> None:
     train, valid = ({text for [text] in data.read(split).documents[1:]} for split in data.splits())
     assert (len(train), len(valid), len(train | valid)) == (7, 3, 10)
     assert "'test'" in refusal(UserError, data.read, "test")
+
+
+def test_files_of_one_piece_are_held_out_together(tmp_path: Path) -> None:
+    """Transposed, faster, or with other notes here and there, as performances have."""
+    for piece in range(10):
+        draw = random.Random(piece)
+        pitches = draw.choices(range(30, 90), k=300)
+        for copy in range(4):
+            (tmp_path / f"copy{copy}").mkdir(exist_ok=True)
+            length = 10 + copy
+            wrong = {at: draw.randrange(128) for at in range(1, 300) if draw.random() < 0.1}
+            notes = [
+                Note(length * at, wrong.get(at, pitch + 3 * copy), length * at + length, 10)
+                for at, pitch in enumerate([30, *pitches, piece + 31])
+            ]
+            write_midi([notes], tmp_path / f"copy{copy}" / f"{piece}.mid")
+    data = MusicData(folder=str(tmp_path), valid_fraction=0.3)
+    train, valid = (data.read(split) for split in ("train", "valid"))
+    pieces = []
+    for part in (train, valid):
+        onsets = [[int(w[2:]) for w in words if w[:2] == "on"] for words in part.pieces_of_words]
+        pieces.append([pitches[-1] - pitches[0] - 1 for pitches in onsets])
+    assert [len(part) for part in pieces] == [28, 12]
+    assert {*pieces[0], *pieces[1]} == {*range(10)}
+    assert not {*pieces[0]} & {*pieces[1]}
+    assert report_leaks(data, train, valid) == []
+    assert report_leaks(data, train, train) == ["28 of 28 pieces of 'valid' also occur in training"]
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -105,7 +134,9 @@ def test_problems_are_one_line_with_the_file(tmp_path: Path) -> None:
     assert message(MusicData(folder=str(none))).startswith(f"{none / 'train.tar.gz'}: ")
     assert "is not a folder" in message(MusicData(folder=str(tmp_path / "no")))
     assert "data.folder is needed" in message(MusicData())
-    assert "no.json" in message(MusicData(file="no.json", encoding=CHORALE))
+    assert "folder of no.json" in message(MusicData(file="no.json", encoding=CHORALE))
+    missing = MusicData(folder=str(none), file="no.json", encoding=CHORALE)
+    assert message(missing).startswith(f"no file {none / 'no.json'}")
     assert f"data.folder={folder}" in message(MusicData(folder=str(folder / "scale00.mid")))
     assert "did you mean 'train'" in message(data, "trian")
     (tmp_path / "one").mkdir()

@@ -12,7 +12,7 @@ import torch
 from manyheads.decode import translate as translate_module
 from manyheads.decode.beam import Decode, Hypothesis
 from manyheads.decode.sample import Sample
-from manyheads.decode.translate import Translator, translate_lines
+from manyheads.decode.translate import LineFormat, Translator, translate_lines
 from manyheads.errors import DataError
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.positions import Learned
@@ -61,7 +61,7 @@ def lines_of(
     translator: Translator, content: str | bytes, n_best: int = 1, **more: Any
 ) -> list[str]:
     raw = content.encode() if isinstance(content, str) else content
-    return list(translate_lines(translator, BytesIO(raw), n_best, **more))
+    return list(translate_lines(translator, BytesIO(raw), LineFormat(n_best), **more))
 
 
 def letters(text: str) -> str:
@@ -124,7 +124,7 @@ def test_a_line_break_in_a_translation_is_a_space(echo: Echo, n_best: int) -> No
 def test_bytes_that_are_not_utf8_are_refused_with_their_line(echo: Echo, number: int) -> None:
     lines = [b"The dog."] * 4
     lines[number - 1] = b"Caf\xe9 noir"
-    with pytest.raises(DataError, match=rf"line {number} .*byte 4"):
+    with pytest.raises(DataError, match=rf"input:{number}: .*byte 4"):
         lines_of(echo, b"\n".join(lines))
 
 

@@ -1,5 +1,7 @@
 """The documentation is true: its code runs, and the files and settings it names exist."""
 
+import ast
+import importlib
 import os
 import re
 import subprocess
@@ -9,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from manyheads.config import describe
+
 ROOT = Path(__file__).parents[2]
 NOTES = sorted(ROOT.glob("docs/research-notes/*.md"))  # history: it may name what is gone
 BUILT = {"_build", "generated"}  # written by `make docs`
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 PAGES += [
     page
     for page in sorted(ROOT.glob("docs/**/*.md"))
@@ -41,8 +45,18 @@ exec(compile(source, name, "exec"), {"__name__": "__main__"})
 """
 
 
+# Pages whose Python blocks run elsewhere: one needs a server, the other an export.
+RUN_ELSEWHERE = {"docs/serving.md": "tests/serve", "docs/models.md": "tests/exchange/test_onnx.py"}
+
+
 @pytest.mark.parametrize(
-    "name", ["docs/follow-a-sentence.md", "docs/extend.md", "docs/pretraining.md"]
+    "name",
+    [
+        name
+        for page in PAGES
+        if any(kind == "python" for _, kind, _ in fenced(page))
+        and (name := page.relative_to(ROOT).as_posix()) not in RUN_ELSEWHERE
+    ],
 )
 def test_the_code_of_a_page_runs(name: str, tmp_path: Path) -> None:
     """All Python blocks of a page are one program, and print the lines that follow a `# →`.
@@ -103,12 +117,16 @@ def commands(page: Path) -> Iterator[list[str]]:
             yield command.split()
 
 
-def test_commands_that_a_page_names_exist() -> None:
+def known_commands() -> set[str]:
     from typer.main import get_command
 
     from manyheads.cli import app
 
-    known = set(get_command(app).commands)  # type: ignore[attr-defined]
+    return set(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def test_commands_that_a_page_names_exist() -> None:
+    known = known_commands()
     named = {(page.name, words[0]) for page in PAGES for words in commands(page)}
     assert not {(page, command) for page, command in named if command not in known}
 
@@ -167,7 +185,7 @@ def test_links_lead_somewhere() -> None:
     for page in PAGES + NOTES:
         text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
         targets = re.findall(r"\]\(([^)\s]+)\)", text)
-        local = [t.split("#")[0] for t in targets if not re.match(r"[a-z]+:|.*/generated/", t)]
+        local = [t.split("#")[0] for t in targets if not re.match(r"[a-z]+:|(?:.*/)?generated/", t)]
         missing = [target for target in local if target and not (page.parent / target).exists()]
         broken += [(page.name, target) for target in missing]
     assert not broken
@@ -209,10 +227,78 @@ def test_parameter_counts_on_the_lectures_page_are_what_info_gives() -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     """Sphinx warns too; this needs no build."""
-    trees = re.findall(
-        r"```\{toctree\}\n(.*?)```", (ROOT / "docs/index.md").read_text("utf-8"), re.S
-    )
+    sources = [ROOT / "docs/index.md", ROOT / "docs/notebooks/README.md"]
+    text = "".join(page.read_text("utf-8") for page in sources)
+    trees = re.findall(r"```\{toctree\}\n(.*?)```", text, re.S)
     listed = {line for tree in trees for line in tree.split("\n") if re.fullmatch(r"[\w/-]+", line)}
-    here = {str(page.relative_to(ROOT / "docs").with_suffix("")) for page in PAGES[2:] + NOTES}
+    here = {str(page.relative_to(ROOT / "docs").with_suffix("")) for page in PAGES[3:] + NOTES}
     assert here - listed == {"index"}
     assert all("/generated/" in name for name in listed - here)
+
+
+TUTORIALS = ["translation", "distillation", "pretraining", "images", "music", "summaries", "extend"]
+
+
+@pytest.mark.parametrize("name", ["README.md", *(f"docs/{name}.md" for name in TUTORIALS)])
+def test_sentences_are_short(name: str) -> None:
+    """At most 35 words; tables, code and output are left out."""
+    text = re.sub(r"^```.*?^```", "", (ROOT / name).read_text("utf-8"), flags=re.M | re.S)
+    text = re.sub(r"^(?: {4}|\||<!--|#|!\[).*$", "\n", text, flags=re.M)
+    paragraphs = re.split(r"\n\s*\n|\n(?=- )", text)
+    sentences = [s for p in paragraphs for s in re.split(r"(?<=[.!?])\s+", " ".join(p.split()))]
+    assert len(sentences) > 15
+    assert not [sentence for sentence in sentences if len(sentence.split()) > 35]
+
+
+def test_the_citation_has_the_version_of_the_package() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text("utf-8"), flags=re.M)
+    assert cited
+    assert cited[1] == project["version"]
+
+
+NOTEBOOKS = sorted(ROOT.glob("docs/notebooks/*.py"))
+
+
+def test_notebooks_name_only_what_exists() -> None:
+    """Their imports and `manyheads.NAME` resolve, without running them; each is on its page."""
+    import manyheads
+
+    listed = (ROOT / "docs/notebooks/README.md").read_text("utf-8")
+    assert len(NOTEBOOKS) == listed.count("\n/notebooks/generated/") == 7
+    for notebook in NOTEBOOKS:
+        assert f"generated/{notebook.stem}.md" in listed
+        tree = ast.parse(notebook.read_text("utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                module = importlib.import_module(node.module)
+                assert all(hasattr(module, name.name) for name in node.names), notebook.name
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "manyheads":
+                assert node.attr in manyheads.__all__, f"{notebook.name}: {node.attr}"
+
+
+def test_settings_of_notebooks_exist() -> None:
+    from manyheads.recipes import read_recipe
+
+    for notebook in NOTEBOOKS:
+        text = notebook.read_text("utf-8")
+        recipes = re.findall(r'manyheads\.train\(\s*"([\w-]+)"', text)
+        names = re.findall(r'"((?:data|model|tokens|objective|train|decode)(?:\.\w+)+)":', text)
+        known = {s.name for recipe in recipes for s in describe(read_recipe(recipe))}
+        known |= {name.rpartition(".")[0] for name in known}
+        assert not set(names) - known, notebook.name
+
+
+def test_a_notebook_runs_as_a_program(tmp_path: Path) -> None:
+    """The shortest one; `make notebooks` executes all of them."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs/notebooks/attention-by-hand.py"],
+        capture_output=True,
+        encoding="utf-8",
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "MPLBACKEND": "Agg"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

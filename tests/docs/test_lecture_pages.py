@@ -1,5 +1,6 @@
 """The pages of the lectures name claims, quizzes, tables and figures that exist."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,31 @@ def test_every_quiz_and_figure_is_on_a_page() -> None:
     text = " ".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert all(f"manyheads quiz {quiz.name}" in text for quiz in QUIZZES)
     assert all(name in text for name in (*FIGURES, *names()))
+
+
+def lecture_rows() -> dict[str, str]:
+    text = (ROOT / "docs" / "lectures.md").read_text("utf-8")
+    return {row[1]: row[2] for row in re.finditer(r"^### (L\d+) (.*?)(?=^##)", text, re.M | re.S)}
+
+
+@pytest.mark.parametrize("row", lecture_rows())
+def test_a_row_of_the_lectures_is_complete(row: str) -> None:
+    """Formula, slides of a lecture's page, something to run, claims, exercise, folded code."""
+    text = lecture_rows()[row]
+    for part in ("\n\n$$\n", "- **Run**:", "- **Claims**:", "- **Exercise**:", "<details>"):
+        assert part in text, part
+    slides = re.findall(r"^\| \[[^]]+\]\((lectures/[\w-]+\.md)\) \| (.+) \|$", text, flags=re.M)
+    assert slides
+    for page, slide in slides:
+        assert f"| {slide}" in (ROOT / "docs" / page).read_text("utf-8"), slide
+
+
+def test_verdicts_on_the_lectures_page_are_those_of_the_claims() -> None:
+    claimed = (ROOT / "docs" / "claims.md").read_text("utf-8")
+    verdicts = dict(re.findall(r"^\| \[([\w-]+)\].* \| ([\w ]+) \|$", claimed, flags=re.M))
+    assert set(verdicts) == set(claims())
+    text = "\n".join(lecture_rows().values())
+    shown = re.findall(r"\]\(claims\.md#([\w-]+)\) (holds|it depends|contradicted)", text)
+    assert len(shown) == text.count("](claims.md#")
+    assert {name for name, _ in shown} == set(verdicts)
+    assert all(verdicts[name] == verdict for name, verdict in shown)

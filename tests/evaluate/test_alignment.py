@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads.evaluate.alignment import AlignmentError, alignment_error, word_maps, words_of_tokens
+from manyheads.decode.beam import Decode, Hypothesis
+from manyheads.decode.translate import Translator
+from manyheads.evaluate.alignment import (
+    AlignmentError,
+    alignment_error,
+    annotate,
+    word_maps,
+    word_spans,
+    words_of_tokens,
+)
 from manyheads.models.capture import capture
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.nn.attention import Dense
@@ -175,3 +184,27 @@ def test_pairs_longer_than_the_model_are_left_out(tokenizer: Tokenizer) -> None:
     model = build(tokenizer, max_length=max(lengths))  # without room for the end token
     shorter = [p for p, length in zip(pairs, lengths, strict=True) if length < max(lengths)]
     assert [p for p, _ in word_maps(model, tokenizer, pairs)] == shorter
+
+
+def test_annotations_are_links_of_one_layer_and_log_probabilities(tokenizer: Tokenizer) -> None:
+    """Links of translations equal those of the word maps; log P sums to that of the search."""
+    torch.manual_seed(3)
+    model = build(tokenizer)
+    translator = Translator(model, tokenizer, Decode(beam=2, max_length_ratio=1.0))
+    texts = [("The dog sees the tree.", "Der Hund sieht."), ("A cat", "Eine Katze schläft hier")]
+    hypotheses = [Hypothesis(tokenizer.encode(target), 0.0, 0.0) for _, target in texts]
+    sources = [source for source, _ in texts]
+    pairs = [Pair(a, b, tuple(word_spans(a)), tuple(word_spans(b)), frozenset()) for a, b in texts]
+    maps = [weights[LAYERS - 2].mean(0) for _, weights in word_maps(model, tokenizer, pairs)]
+    results = annotate(translator, sources, hypotheses, alignment=True)
+    for result, weights in zip(results, maps, strict=True):
+        assert result.links == [(j, i) for i, j in enumerate(weights.argmax(-1).tolist())]
+    assert (results[0].source_words, results[0].target_words) == (5, 3)
+    found = translator.search(sources)
+    for rank in range(2):
+        chosen = [nbest[rank] for nbest in found]
+        for best, result in zip(
+            chosen, annotate(translator, sources, chosen, alignment=False), strict=True
+        ):
+            assert len(result.log_probs) == len(best.tokens) + 1
+            assert sum(result.log_probs) == pytest.approx(best.log_probability, abs=1e-3)

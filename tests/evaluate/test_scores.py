@@ -22,9 +22,11 @@ from manyheads.evaluate.labels import (
     spearman,
 )
 from manyheads.evaluate.scores import (
+    bleu_tokenizer,
     lacks_spaces,
     language_scores,
     loss_scores,
+    missing_spaces,
     paired_scores,
     perplexity,
     translation_scores,
@@ -101,6 +103,72 @@ def test_confidence_and_paired_test_are_those_of_the_sacrebleu_command(tmp_path:
     for pair, before, after in zip(pairs.values(), first, second, strict=True):
         assert pair["against"] == pytest.approx(float(before.split()[0]), abs=1e-6)
         assert pair["p"] == pytest.approx(float(after.split("p = ")[1][:6]), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("language", "tokenize", "hypotheses", "references"),
+    [
+        (
+            "ja",
+            "ja-mecab",
+            ["犬は庭で寝ている。", "猫が鳥を見た。", "子供たちは家に住んでいます。"],
+            [
+                "犬は庭で寝ています。",
+                "猫が鳥を見ました。",
+                "三人の子供たちはこの家に住んでいます。",
+            ],
+        ),
+        (
+            "zh",
+            "zh",
+            ["狗在花园里睡觉。", "猫看见了鸟, OK?", "孩子们住在这房子里。"],
+            ["那只狗在花园里睡觉。", "猫看到了鸟, OK?", "三个孩子住在这个房子里。"],
+        ),
+        (
+            "ko",
+            "ko-mecab",
+            ["개는 정원에서 잔다.", "고양이가 새를 본다.", "아이들은 이 집에 산다."],
+            ["그 개는 정원에서 잠을 잔다.", "고양이가 새를 보았다.", "세 아이들은 이 집에 산다."],
+        ),
+    ],
+)
+def test_asian_languages_score_as_the_sacrebleu_command_does(
+    language: str, tokenize: str, hypotheses: list[str], references: list[str], tmp_path: Path
+) -> None:
+    """By its own choice for the language pair, and with intervals."""
+    hypotheses, references = hypotheses * 4, references * 4
+    write_lines(tmp_path / "h", hypotheses)
+    write_lines(tmp_path / "r", references)
+    assert bleu_tokenizer(language) == tokenize
+    words = ("r", "-i", "h", "-m", "bleu", "--confidence")
+    for name, choice in ((tokenize, ("-l", f"en-{language}")), ("char", ("-tok", "char"))):
+        [theirs] = sacrebleu_command(tmp_path, *words, *choice)
+        scores = translation_scores(hypotheses, references, name, ["bleu"], confidence=True)
+        assert f"tok:{name}" in scores["signature"]["bleu"]
+        assert theirs["tok"].startswith(name)
+        assert scores["bleu"] == pytest.approx(theirs["score"], abs=1e-6)
+        assert scores["bleu_ci"] == pytest.approx(theirs["confidence_var"], abs=1e-6)
+        assert 10 < scores["bleu"] < 90
+
+
+def test_tokenizers_follow_codes_of_languages(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = {"de": "13a", "": "13a", "cmn": "zh", "jpn": "ja-mecab", "th": "char"}
+    assert {code: bleu_tokenizer(code) for code in codes} == codes
+    for name in ("MeCab", "mecab_ko"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in ("ja_mecab", "ko_mecab"):
+        monkeypatch.delitem(sys.modules, f"sacrebleu.tokenizers.tokenizer_{name}", raising=False)
+    assert [bleu_tokenizer(code) for code in ("ja", "ko")] == ["char", "char"]
+    with pytest.raises(UserError, match=r"sacrebleu\[ja\]"):
+        translation_scores(["a"], ["a"], "ja-mecab")
+
+
+def test_metrics_of_words_warn_about_text_without_spaces() -> None:
+    japanese = ["犬は庭で寝ている。"]
+    assert "--bleu-tokenize" in missing_spaces(["bleu"], "13a", japanese)
+    assert "ter" in missing_spaces(["ter"], "zh", japanese)
+    for names, tokenize, texts in ((["bleu"], "zh", japanese), (["bleu"], "13a", REFERENCES)):
+        assert not missing_spaces([*names, "chrf"], tokenize, texts)
 
 
 def test_text_without_spaces_is_recognised() -> None:

@@ -24,10 +24,13 @@ from tests.train.small_runs import write_recipe
 
 from manyheads import cli
 from manyheads.decode.generate import as_text
+from manyheads.exchange.card import model_card
+from manyheads.recipes import read_recipe
 from manyheads.run import read_run
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")
+huggingface_hub = pytest.importorskip("huggingface_hub")
 transformers.logging.disable_progress_bar()
 
 TEXT = "\n".join([*LINES[:3], "", "a big cat\tin the tree"]).encode()
@@ -37,6 +40,7 @@ TRAINED = (
     *("decode.penalty=length", "decode.length_penalty=1.0", "decode.stopping=heuristic"),
     *("decode.at_limit=truncate", "decode.max_length_ratio=100"),
 )
+SCORES = {"bleu": 41.5, "loss": 1.0, "sentences": 9, "signature": {"bleu": "nrefs:1|tok:13a"}}
 LABELS = {0: "good", 1: "bad"}
 Make = Callable[..., Path]
 
@@ -329,12 +333,48 @@ def test_transformers_opens_what_is_exported(
 
 def test_graphs_are_exported_with_tokenizer_and_settings(run: Make, exported: Make) -> None:
     out = exported("onnx", "gpt2", n_layer=1)
-    names = {"decoder.onnx", "run.toml", "tokenizer.json"}
+    names = {"decoder.onnx", "run.toml", "tokenizer.json", "README.md"}
     assert {path.name for path in out.iterdir()} == names
     counts = json.loads(result("info", out, "--json"))
     summary = json.loads(result("info", run("gpt2", n_layer=1), "--json"))
     assert {**counts, "name": 0} == {**summary, "name": 0}
     assert "onnxruntime" in mistake("generate", out, "--prompt", "a")
+
+
+def test_every_export_has_a_card_that_the_hub_reads(
+    run: Make, exported: Make, tmp_path: Path
+) -> None:
+    trained = run("trained")
+    (trained / "scores.json").write_text(json.dumps(SCORES))
+    for to, library in (("huggingface", "transformers"), ("ctranslate2",) * 2, ("onnx",) * 2):
+        export(trained, to, tmp_path / to)
+        card = huggingface_hub.ModelCard.load(tmp_path / to / "README.md")
+        assert card.data.library_name == library
+        assert card.data.pipeline_tag == "translation"
+        assert card.data.metrics == ["bleu"]
+        assert card.data.license is None
+        assert r"| bleu | 41.5 | nrefs:1\|tok:13a |" in card.text
+        assert "manyheads train run.toml" in card.text
+        assert "/" not in card.text.partition("```toml")[2].partition("```")[0]
+    (trained / "scores.json").unlink()
+    card = huggingface_hub.ModelCard.load(exported("huggingface", "bert") / "README.md")
+    assert card.data.pipeline_tag == "fill-mask"
+    assert "original model" in card.text
+
+
+@pytest.mark.parametrize(
+    ("recipe", "languages"),
+    [
+        ("phrasebook data.pair=en-fr", ["en", "fr"]),
+        ("translation data.folder=x data.source=en data.target=ja", ["en", "ja"]),
+        ("translation data.source=corpus/train.en data.target=corpus/train.de", ["en", "de"]),
+        ("language data.folder=x", None),
+    ],
+)
+def test_a_card_names_the_languages_of_a_corpus(recipe: str, languages: list[str] | None) -> None:
+    name, *overrides = recipe.split()
+    text = model_card("x", read_recipe(name, overrides), {}, "onnx", 1)
+    assert huggingface_hub.ModelCard(text).data.language == languages
 
 
 def test_impossible_exports_are_refused(run: Make, exported: Make, tmp_path: Path) -> None:
@@ -516,7 +556,7 @@ def test_odd_input(family: str, command: str, run: Make) -> None:
     for stdin, number in ((b"\xff\xfe\x00", 1), (b"good\n" + "ä".encode("latin-1"), 2)):
         code, printed, log = call(command, run(family), stdin=stdin)
         assert (code, printed) == (3, "")
-        assert f"line {number} " in log
+        assert f":{number}: " in log
     for stdin in (b"\x00\x01 [MASK]\n", b"\t\n\n", "\ufeffdog\r\n".encode(), "\u2028\n".encode()):
         assert result(command, run(family), stdin=stdin).count("\n") >= 1
     assert result(command, run(family), stdin=b"") == ""

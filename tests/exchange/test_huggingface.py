@@ -44,6 +44,7 @@ from manyheads.nn.performer import Performer
 from manyheads.nn.positions import Buckets, Learned, Rotary, Shaw, Sinusoidal
 from manyheads.nn.scores import Dot
 from manyheads.presets import preset
+from manyheads.recipes import read_recipe
 from manyheads.summary import summarize
 from manyheads.tokenizer.train import Characters
 
@@ -221,6 +222,21 @@ OWN: dict[str, tuple[Any, str]] = {
         ),
         "LlamaForCausalLM",
     ),
+    "language": (
+        replace(read_recipe("language", ["data.folder=x"]).model, **SMALL),
+        "Starcoder2ForCausalLM",
+    ),
+    "sliding window": (
+        GptConfig(
+            **SMALL,
+            position=Rotary(),
+            norm=Norm(form="rms"),
+            feedforward=Gated(),
+            bias=False,
+            attention=Longformer(5),
+        ),
+        "MistralForCausalLM",
+    ),
     "vit": (
         VitConfig(
             dim=16,
@@ -266,10 +282,14 @@ GPT = replace(preset("gpt3-small"), **SMALL)
 PAIR = Seq2SeqConfig(**SMALL)
 HALVES = replace(PAIR, position=Sinusoidal(layout="halves"))
 UNSUPPORTED: dict[str, tuple[Any, str, str]] = {
-    "Shaw": (replace(PAIR, position=Shaw(), attention=Dense()), "pegasus", "shaw"),
+    "Shaw": (
+        replace(PAIR, position=Shaw(), attention=Dense()),
+        "pegasus",
+        "model.position=sinusoidal (here shaw)",
+    ),
     "pre-norm BERT": (replace(BERT, norm=Norm(eps=1e-12)), "bert", "norm.placement=post"),
-    "no query bias": (replace(GPT, qkv_bias=False), "gpt2", "qkv_bias=False"),
-    "grouped": (replace(PAIR, kv_heads=2), "pegasus", "kv_heads=2"),
+    "no query bias": (replace(GPT, qkv_bias=False), "gpt2", "model.qkv_bias=true"),
+    "grouped": (replace(PAIR, kv_heads=2), "pegasus", "model.kv_heads=4 (here 2)"),
     "one side": (
         replace(HALVES, decoder=StackOverrides(position=Learned())),
         "pegasus",
@@ -278,12 +298,12 @@ UNSUPPORTED: dict[str, tuple[Any, str, str]] = {
     "a hidden group": (
         replace(PAIR, kv_heads=4, decoder=StackOverrides(heads=8)),
         "pegasus",
-        "kv_heads=4",
+        "model.kv_heads=none (here 4)",
     ),
     "three follow": (
         override_all(BERT, ["next_sentence.classes=3"]),
         "bert",
-        "next_sentence.classes=3",
+        "model.next_sentence.classes=2 (here 3)",
     ),
     "exact gated gelu": (  # "gated-gelu" means the other one there
         Seq2SeqConfig(
@@ -295,7 +315,7 @@ UNSUPPORTED: dict[str, tuple[Any, str, str]] = {
             bias=False,
         ),
         "t5",
-        "feedforward.activation=gelu",
+        "model.feedforward.activation=gelu-tanh (here gelu)",
     ),
     "interleaved rotary": (
         replace(OWN["llama"][0], position=Rotary(layout="interleaved")),
@@ -311,8 +331,9 @@ def test_what_no_family_has_is_refused(case: str) -> None:
     with pytest.raises(UserError) as caught:
         to_huggingface(config.build())
     line = str(caught.value)
-    assert f": {family} " in line
+    assert f": {family} needs " in line
     assert words in line
+    assert "--to " in line
     assert len(line.splitlines()) == 1
 
 

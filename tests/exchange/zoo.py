@@ -1,14 +1,15 @@
 """Random models of `transformers`, large and small in everything, with weights that matter.
 
 `transformers` computes some things in float32 even in a float64 model: the root mean square of
-T5 and Llama, Llama's angles, Marian's stored sinusoids. `exact` lifts these to the precision of
+T5 and Llama, rotary angles, Marian's stored sinusoids. `exact` lifts these to the precision of
 the model, so that the rest can be compared to the last digits.
 """
 
 import math
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
@@ -17,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 transformers = pytest.importorskip("transformers")
-modeling_llama = pytest.importorskip("transformers.models.llama.modeling_llama")
 modeling_t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
+ROTARY = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "starcoder2": "Starcoder2"}
 transformers.logging.set_verbosity_error()
 
 ACTS = ["gelu", "relu", "silu", "gelu_new", "gelu_pytorch_tanh", "tanh"]
@@ -54,7 +55,7 @@ ENCODERS = {
 CLASSES = {
     **ENCODERS,
     "gpt2": ["GPT2LMHeadModel"],
-    "llama": ["LlamaForCausalLM"],
+    **{family: [f"{name}ForCausalLM"] for family, name in ROTARY.items()},
     "t5": ["T5ForConditionalGeneration"],
     "bart": ["BartForConditionalGeneration"],
     "marian": ["MarianMTModel"],
@@ -166,26 +167,34 @@ def _settings(family: str, rng: random.Random) -> dict[str, Any]:
             "bos_token_id": 0,
             "eos_token_id": 0,
         }
-    if family == "llama":
+    if family in ROTARY:
         groups = rng.choice([n for n in (1, 2, 3, 4) if heads % n == 0])
-        return {
+        head_dim = rng.choice([2, 4, 6])
+        settings: dict[str, Any] = {
             "vocab_size": vocab,
             "hidden_size": dim,
             "num_hidden_layers": layers,
             "num_attention_heads": heads,
             "num_key_value_heads": groups,
-            "head_dim": rng.choice([2, 4, 6]),
             "intermediate_size": hidden,
             "hidden_act": rng.choice(ACTS),
-            "rms_norm_eps": eps,
             "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": rng.choice([10_000.0, 500.0]),
             },
-            "attention_bias": rng.random() < 0.5,
-            "mlp_bias": rng.random() < 0.5,
+            "norm_epsilon" if family == "starcoder2" else "rms_norm_eps": eps,
             "tie_word_embeddings": tops["tie_word_embeddings"],
         }
+        biases = [rng.random() < 0.5, rng.random() < 0.5]
+        if family in ("llama", "mistral"):
+            settings["head_dim"] = head_dim
+        if family == "llama":
+            settings["attention_bias"], settings["mlp_bias"] = biases
+        if family == "starcoder2":
+            settings |= {"use_bias": biases[0], "sliding_window": rng.choice([None, 2, 9])}
+        if family == "mistral":  # without a window it is a Llama
+            settings["sliding_window"] = rng.choice([2, 3, 9])
+        return settings
     if family == "t5":
         return {
             "vocab_size": vocab,
@@ -304,11 +313,15 @@ def exact(model: nn.Module) -> Iterator[None]:
     for module in model.modules():
         if hasattr(module, "create_weight"):
             module.weight.data = _waves(*module.weight.shape).to(module.weight.dtype)
-    with (
-        patch.object(modeling_t5.T5LayerNorm, "forward", _root_mean_square),
-        patch.object(modeling_llama.LlamaRMSNorm, "forward", _root_mean_square),
-        patch.object(modeling_llama.LlamaRotaryEmbedding, "forward", _angles),
-    ):
+    with ExitStack() as patches:
+        norms = [modeling_t5.T5LayerNorm]
+        for family, name in ROTARY.items():
+            code = import_module(f"transformers.models.{family}.modeling_{family}")
+            norms += [getattr(code, f"{name}RMSNorm", modeling_t5.T5LayerNorm)]
+            rotary = getattr(code, f"{name}RotaryEmbedding")
+            patches.enter_context(patch.object(rotary, "forward", _angles))
+        for norm in norms:
+            patches.enter_context(patch.object(norm, "forward", _root_mean_square))
         yield
 
 
@@ -318,9 +331,11 @@ def _root_mean_square(module: Any, hidden_states: Tensor) -> Tensor:
 
 
 def _angles(module: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-    base = module.config.rope_parameters["rope_theta"]
-    pairs = torch.arange(0, module.config.head_dim, 2, dtype=x.dtype)
-    angles = position_ids[..., None].to(x.dtype) * base ** (-pairs / module.config.head_dim)
+    config = module.config
+    base = config.rope_parameters["rope_theta"]
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    pairs = torch.arange(0, dim, 2, dtype=x.dtype)
+    angles = position_ids[..., None].to(x.dtype) * base ** (-pairs / dim)
     both = torch.cat([angles, angles], dim=-1)
     return both.cos(), both.sin()
 

@@ -48,6 +48,7 @@ class Inputs:
         kinds = Bpe(vocab_size=330), WordPiece(vocab_size=700), Characters(vocab_size=400), Words()
         self.tokenizers = {kind.kind: kind.train(texts) for kind in kinds}
         self.models = make_models(folder / "models")
+        (self.models / "demo").mkdir()  # no training begins where a demo is
         bounds = Bounds(rows=8, tokens=300)
         # A small limit of traces, soon reached: memory that still grows then is no cache.
         view = build_app(self.models, limits=Limits(trace_bytes=8 * 2**20))
@@ -71,11 +72,16 @@ VIEW: dict[str, tuple[str, dict[str, Any]]] = {
     "/api/runs": ("GET", {}),
     "/api/settings": ("GET", {"run": "writer"}),
     "/api/metrics": ("GET", {"run": "writer", "since": 0, "version": ""}),
-    "/api/probes": ("GET", {"run": "writer", "since": 0, "version": ""}),
+    "/api/probes": ("GET", {"run": "writer", "since": 0, "version": "", "last": 1}),
     "/api/probes/removed": (
         "POST",
         {"run": "writer", "step": 0, "sentence": 0, "off": ["encoder.self.0.1"]},
     ),
+    "/api/training": ("GET", {}),
+    "/api/training/start": ("POST", {}),
+    "/api/training/stop": ("POST", {}),
+    "/api/quizzes": ("GET", {}),
+    "/api/quiz": ("POST", {"name": "masked"}),
     "/api/flow": ("POST", {**TEXT, "target": "Der Hund"}),
     "/api/flow/x/boxes": ("GET", {"layer": 0, "head": 0}),
     "/api/flow/x/cell": (

@@ -121,6 +121,4 @@ def trainer(name: str, folder: Path, out: Path, *overrides: str) -> Trainer:
 
 def recipe_trainer(recipe: str, out: Path, *overrides: str) -> Trainer:
     """What `manyheads train RECIPE OVERRIDES --out OUT` makes before it runs."""
-    actual = make_trainer(read_recipe(recipe, overrides), out, CPU)
-    actual.metrics.has_board = False  # importing TensorBoard takes seconds
-    return actual
+    return make_trainer(read_recipe(recipe, overrides), out, CPU)

@@ -1,4 +1,4 @@
-"""Probes of a translation training: the numbers they record are those of the model."""
+"""Probes of a training: the numbers they record are those of the model."""
 
 import base64
 import contextlib
@@ -11,16 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.tasks.small_texts import QUARTERS, trainer, write_texts
 from tests.web.small_pages import SETTINGS
 
+from manyheads.data.language import EncodedText
 from manyheads.data.translation import Corpus, EncodedPairs
+from manyheads.decode.beam import Decode
+from manyheads.decode.generate import Generator
 from manyheads.evaluate.alignment import alignment_error
 from manyheads.loading import load_torch_run
 from manyheads.models.capture import capture
+from manyheads.models.gpt import GptConfig
 from manyheads.phrasebook import Pair
 from manyheads.recipes import read_recipe
 from manyheads.run import make_trainer
-from manyheads.tasks.probes import crossings, probe_steps
+from manyheads.tasks.images import from_pixels, normalize
+from manyheads.tasks.probes import LanguageProbe, crossings, probe_steps
+from manyheads.tokenizer.train import Bpe
+from manyheads.train.optimizer import Train
 
 WITH_WEIGHTS = (*SETTINGS, "data.valid_pairs=40", "train.probe_weights=true", "train.probes=6")
 
@@ -109,3 +117,103 @@ def test_a_resumed_run_drops_later_and_broken_lines(run: Path, tmp_path: Path) -
     assert steps == sorted(set(steps))
     assert steps[-1] == 30
     assert {step for step in probe_steps(15, 6) if step <= 15} <= set(steps)
+
+
+def train_case(name: str, texts: Path, folder: Path, *settings: str) -> Path:
+    """One of the small runs of tests/tasks/small_texts.py, with probes."""
+    settings = ("train.probes=6", "train.probe_weights=true", *settings)
+    with contextlib.redirect_stderr(io.StringIO()):
+        trainer(name, texts, folder, *settings).run()
+    return folder
+
+
+def sentences_of(folder: Path) -> list[dict[str, Any]]:
+    read: list[dict[str, Any]] = json.loads(
+        (folder / "probes" / "sentences.json").read_text("utf-8")
+    )
+    return read
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_texts(tmp_path_factory.mktemp("texts"), documents=60)
+
+
+def test_a_language_model_continues_fixed_prompts(texts: Path, tmp_path: Path) -> None:
+    run = train_case("causal stream", texts, tmp_path / "run")
+    assert [line["step"] for line in lines(run)] == sorted(probe_steps(12, 6))
+    loaded, last = load_torch_run(run), lines(run)[-1]
+    model: Any = loaded.model
+    valid = EncodedText(loaded.run.data.read("valid"), loaded.tokenizer, ends=True).flat.tolist()
+    windows = [valid[at : at + 16] for at in range(len(valid))]
+    examples = sentences_of(run)
+    assert len(examples) == 4
+    generator = Generator(model, loaded.tokenizer, loaded.decode(beam=1))
+    for example, probe in zip(examples, last["sentences"], strict=True):
+        ids, half = example["ids"], len(example["source_tokens"])
+        assert ids in windows
+        assert loaded.tokenizer.subwords(ids) == example["source_tokens"] + example["target_tokens"]
+        with capture(model) as maps, torch.no_grad():
+            logits = model(torch.tensor([ids]))
+        expected = torch.stack(maps["self"])[:, 0].numpy()
+        assert np.abs(attention(probe) / 255 - expected).max() <= 0.5 / 255 + 1e-5
+        log_probs = logits[0, :-1].log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+        assert np.allclose(probe["reference_log_probs"], log_probs.numpy(), atol=1e-4)
+        [[written]] = generator.search([ids[:half]], len(ids) - half, n_best=1)
+        assert probe["text"] == loaded.tokenizer.decode(written.tokens)
+        assert len(probe["log_probs"]) == len(probe["tokens"]) == len(written.tokens)
+        with torch.no_grad():
+            logits = model(torch.tensor([[*ids[:half], *written.tokens]]))[0, half - 1 : -1]
+        own = logits.log_softmax(-1).gather(-1, torch.tensor(written.tokens)[:, None])[:, 0]
+        assert np.allclose(probe["log_probs"], own.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("first", ["token", "none"])
+def test_a_classifier_names_fixed_pictures(texts: Path, tmp_path: Path, first: str) -> None:
+    run = train_case("pictures", texts, tmp_path / "run", f"model.first={first}")
+    loaded, last, examples = load_torch_run(run), lines(run)[-1], sentences_of(run)
+    model: Any = loaded.model
+    assert {example["label"] for example in examples} == set(QUARTERS)
+    side = model.config.side
+    for example, probe in zip(examples, last["sentences"], strict=True):
+        data = zlib.decompress(base64.b64decode(example["pixels"]))
+        pixels = np.frombuffer(data, np.uint8).reshape(example["size"]).transpose(2, 0, 1)
+        images = normalize(from_pixels(pixels[None].copy(), torch.device("cpu")), model.config)
+        with capture(model) as maps, torch.no_grad():
+            shares = model(images)[0].softmax(-1)
+        recorded = dict(probe["probabilities"])
+        names = model.config.head.labels
+        assert np.allclose([recorded[name] for name in names], shares, atol=1e-4)
+        truth = names.index(example["label"])
+        assert np.isclose(probe["reference_log_probs"][0], float(shares[truth].log()), atol=1e-4)
+        weights = torch.stack(maps["self"])[:, 0]
+        looks = weights[:, :, 0, 1:] if first == "token" else weights.mean(2)
+        greatest = looks.amax(-1, keepdim=True)
+        assert np.allclose(probe["maxima"], greatest[..., 0], atol=1e-5)
+        expected = (looks / greatest).unflatten(-1, (side, side))
+        assert np.abs(attention(probe) / 255 - expected.numpy()).max() <= 0.5 / 255 + 1e-4
+
+
+@pytest.mark.parametrize("name", ["causal stream", "pictures"])
+def test_no_probe_changes_a_training(texts: Path, tmp_path: Path, name: str) -> None:
+    """Dropout and augmentation draw the same random numbers with and without probes."""
+    settings = ("model.dropout=0.2",)
+    first = train_case(name, texts, tmp_path / "with", *settings)
+    second = train_case(name, texts, tmp_path / "without", "train.probes=0", *settings)
+    assert not (second / "probes").exists()
+    one, other = (load_torch_run(folder).model.state_dict() for folder in (first, second))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_probes_of_a_large_model_stay_small(tmp_path: Path) -> None:
+    """Maps of 12 × 12 heads: fewer and shorter texts."""
+    config = GptConfig(dim=24, layers=12, heads=12, ffn_dim=24, max_length=64, vocab_size=300)
+    tokenizer = Bpe(vocab_size=300).train(["a b c d"] * 9)
+    generator = Generator(config.build(), tokenizer, Decode(beam=1))
+    train = Train(steps=1000)
+    probe = LanguageProbe(generator, torch.randint(9, 300, (5000,)), tmp_path, train)
+    assert len(probe.windows) == 1
+    probe.resume(0)
+    for step in sorted(probe.steps):
+        probe.record(generator.model, step)
+    assert sum(path.stat().st_size for path in (tmp_path / "probes").iterdir()) < 2**20

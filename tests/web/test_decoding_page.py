@@ -17,6 +17,7 @@ from tests.web.test_page import (  # noqa: F401 (the fixtures)
     folder,
     page,
     pixels,
+    save,
     settled,
     visit,
 )
@@ -36,10 +37,9 @@ def reported(address: str, path: str, **body: Any) -> dict[str, Any]:  # noqa: F
 
 
 def saved(page: Any, part: str, kind: str, place: Path) -> Path:  # noqa: F811
-    with page.expect_download() as download:
-        page.locator(part).get_by_role("button", name=kind).click()
-    path = place / download.value.suggested_filename
-    download.value.save_as(path)
+    download = save(page, page.locator(part), kind)
+    path = place / download.suggested_filename
+    download.save_as(path)
     return path
 
 
@@ -161,8 +161,9 @@ def test_keys_walk_the_tree_step_by_step(page: Any, address: str) -> None:  # no
     )
     page.get_by_label("Top-k").fill("2")
     page.keyboard.press("Enter")
-    readout = page.locator(".chances .readout")
-    expect(readout).to_contain_text(f"{after['top'][0]['after']:.4g}"[:5])
+    numbers = page.locator(".chances tr").first.locator(".of")
+    expect(numbers.nth(1)).to_contain_text(f"{after['top'][0]['after']:.4g}"[:5])
+    expect(page.locator(".chances tr").nth(2).locator(".of").nth(1)).to_have_text("removed")
     expect(page.locator(".chances")).to_contain_text("2 of 600 tokens")
     page.get_by_label(re.compile("^Step")).focus()
     page.keyboard.press("Home")

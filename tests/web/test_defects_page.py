@@ -1,11 +1,14 @@
 """In a real browser: states that release 0.1 showed wrongly."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import pytest
+from PIL import Image
 from tests.web.small_pages import SENTENCE
 from tests.web.test_decoding_page import reported
 from tests.web.test_page import (  # noqa: F401 (the fixtures)
@@ -16,6 +19,7 @@ from tests.web.test_page import (  # noqa: F401 (the fixtures)
     folder,
     page,
     pixels,
+    save,
     settled,
     visit,
 )
@@ -176,16 +180,22 @@ def test_saved_map_has_no_seams(
     tmp_path: Path,
 ) -> None:
     visit(page, f"{TRANSLATOR}&map=encoder.self")
-    with page.expect_download() as download:
-        page.locator(".heatmap").get_by_role("button", name="SVG").click()
     path = tmp_path / "map.svg"
-    download.value.save_as(path)
-    cells = "svg g rect"
-    single = browser.new_page()
+    save(page, page.locator(".heatmap"), "SVG").save_as(path)
+    single = browser.new_page(device_scale_factor=1.37)  # cells do not end at whole pixels
     single.goto(path.as_uri())
-    rendering = "rect => getComputedStyle(rect).shapeRendering"
-    assert single.locator(cells).first.evaluate(rendering).lower() == "crispedges"
+    place = single.evaluate(
+        """() => {
+          const cells = document.querySelector("g[shape-rendering=crispEdges]");
+          for (const cell of cells.children) cell.setAttribute("fill", "#000");
+          const { x, y, width, height } = cells.getBoundingClientRect();
+          return { x: x + 2, y: y + 2, width: width - 4, height: height - 4 };
+        }"""
+    )
+    drawn = np.array(Image.open(io.BytesIO(single.screenshot(clip=place))).convert("L"))
     single.close()
+    assert drawn.size > 10_000
+    assert drawn.max() < 40  # a seam would be white
 
 
 def test_tick_labels_are_complete(page: Any, folder: Path) -> None:  # noqa: F811

@@ -68,6 +68,19 @@ def test_watch_works_from_a_file(page: Any, site: str, folder: Path) -> None:
     expect(page.locator("#problem")).to_be_hidden()
 
 
+def test_home_and_train_work_from_a_file(page: Any, site: str, folder: Path) -> None:
+    page.goto(site)
+    settled(page)
+    card = page.locator("article.card", has=page.get_by_role("heading", name="translator"))
+    expect(card.locator("canvas.thumb")).to_be_visible()
+    expect(page.get_by_role("button", name="Train the demo")).to_have_count(0)
+    card.get_by_role("link", name="Train").click()
+    expect(page.locator(".standing dd").first).to_have_text("30 of 30")
+    text = shared.probes(folder)[-1]["sentences"][0]["text"] or "(nothing)"
+    expect(page.locator(".samples tbody tr").first).to_contain_text(text)
+    expect(page.locator("#problem")).to_be_hidden()
+
+
 def test_the_other_pages_hold_several_sentences(page: Any, site: str) -> None:
     for name in ("flow", "attention", "tokens", "translate", "decode"):
         page.goto(f"{site}#/{name}?run=translator")

@@ -333,3 +333,25 @@ def test_what_cannot_be_followed_is_refused(client: TestClient) -> None:
     problem(requested(run="writer", text=3), 400)
     assert client.post("/api/flow", content="text").status_code == 415
     assert ask(client, "/api/flow", run="writer", text="")["columns"][0]["ids"]
+
+
+@pytest.mark.parametrize(
+    ("config", "formula"),
+    [
+        (GptConfig(**SIZES, residual="none"), "no residual connection"),
+        (GptConfig(**SIZES, norm=Norm(affine=False)), "LayerNorm(x) = (x − μ) / √(σ² + ε)"),
+        (Seq2SeqConfig(**SIZES, norm=Norm(placement="none")), "the model has no norms"),
+    ],
+)
+@torch.no_grad()
+def test_parts_that_are_switched_off_say_so(
+    config: Any, formula: str, tokenizer: Tokenizer
+) -> None:
+    run = opened(config, tokenizer)
+    trace = followed(run)
+    boxes = [box for column in trace.manifest["columns"] for box in column["boxes"]]
+    assert any(formula in box["formula"] for box in boxes)
+    for name in ("sum", "norm"):
+        terms = provenance(trace, run.model, Cell(f"decoder.self.{name}", 1, 2, 0, 1))
+        number = float(trace.tensors[f"decoder.self.{name}"][1, 0, 1])
+        assert terms.get("total", number) == pytest.approx(number, abs=1e-5)

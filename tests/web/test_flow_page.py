@@ -11,7 +11,7 @@ from urllib.parse import quote
 import numpy as np
 from tests.web import test_page
 from tests.web.small_pages import SENTENCE
-from tests.web.test_page import INK, expect, pixels, settled, visit
+from tests.web.test_page import INK, expect, pixels, save, settled, visit
 
 from manyheads.loading import load_torch_run
 
@@ -48,13 +48,13 @@ def test_a_box_shows_the_numbers_of_the_tensor(page: Any, address: str) -> None:
     facts = page.locator(".openbox .shape").first.inner_text()
     least, greatest = re.search(r"from (\S+) to (\S+?)$", facts).groups()  # type: ignore[union-attr]
     assert np.allclose([float(least), float(greatest)], [weights.min(), weights.max()], rtol=1e-4)
-    expect(page.locator(".openbox .formula")).to_contain_text("exp(e_ij)")
+    expect(page.locator(".openbox .formula mfrac")).to_have_text("exp(eij)Σkexp(eik)")
     expect(page.locator(".code pre")).to_contain_text("def dense_weights(")
 
 
 def test_keys_step_through_boxes_layers_and_heads(page: Any) -> None:
     visit(page, f"{FLOW}&box=decoder.self.v")
-    title = page.locator(".openbox h2")
+    title = page.locator(".openbox > h2")
     expect(title).to_have_text("V Decoder, layer 1 of 2: self-attention, head 1")
     page.locator("[id='box-decoder.self.v']").focus()
     for key, words in (
@@ -82,7 +82,7 @@ def test_a_link_leads_to_the_same_box(page: Any) -> None:
     visit(page, f"{FLOW}&layer=1")
     page.locator("[id='box-encoder.feedforward.hidden']").focus()
     page.keyboard.press("Enter")
-    title = page.locator(".openbox h2")
+    title = page.locator(".openbox > h2")
     expect(title).to_contain_text("Hidden Encoder, layer 2 of 2")
     settled(page)
     page.locator(".plane > canvas").focus()
@@ -90,10 +90,12 @@ def test_a_link_leads_to_the_same_box(page: Any) -> None:
     expect(page).to_have_url(re.compile("cell=1%2C0"))
     expect(title).to_contain_text("Hidden")
     readout = page.locator(".heatmap .readout").inner_text()
-    expect(page.locator(".origin small")).to_contain_text(readout.split(",")[0])
+    terms = page.locator(".origin small")  # requested after the page is drawn
+    expect(terms).to_contain_text(readout.split(",")[0])
     seen, link = page.locator("main").inner_text(), page.url
     visit(page, "/tokens")
     visit(page, link)
+    expect(terms).to_contain_text(readout.split(",")[0])
     assert page.locator("main").inner_text() == seen
 
 
@@ -108,14 +110,14 @@ def test_the_likeliest_tokens_of_the_chosen_position(page: Any, folder: Path, ad
     page.locator(".plane > canvas").focus()
     page.keyboard.press("ArrowDown")
     expect(page.locator(".likeliest figcaption")).to_contain_text("position 3")
-    with page.expect_download() as download:
-        page.locator(".likeliest").get_by_role("button", name="CSV").click()
-    with Path(download.value.path()).open(newline="", encoding="utf-8") as file:
+    with Path(save(page, page.locator(".likeliest"), "CSV").path()).open(
+        newline="", encoding="utf-8"
+    ) as file:
         saved = list(csv.reader(file))
-    assert saved[0] == ["token", "probability", "logit"]
+    assert saved[0] == ["label", "probability", "logit"]
     assert np.array_equal(np.array([row[1] for row in saved[1:]], dtype="f4"), chances[2])
     known = load_torch_run(folder / "translator").tokenizer
-    assert saved[1][0].replace("·", " ") in {*known.subwords(range(known.vocab_size)), "∅"}
+    assert saved[1][0] in {*known.subwords(range(known.vocab_size)), "∅"}
 
 
 def test_boxes_are_saved_as_files_that_open_offline(
@@ -127,10 +129,9 @@ def test_boxes_are_saved_as_files_that_open_offline(
     assert page.locator(".tile canvas").count() > 20
     single = browser.new_context(offline=True).new_page()
     for kind in ("SVG", "HTML"):
-        with page.expect_download() as download:
-            page.locator(".flowboxes").get_by_role("button", name=kind).click()
-        path = tmp_path / download.value.suggested_filename
-        download.value.save_as(path)
+        download = save(page, page.locator(".flowboxes"), kind)
+        path = tmp_path / download.suggested_filename
+        download.save_as(path)
         single.goto(path.as_uri())
         assert single.locator("image").count() == page.locator(".tile canvas").count()
     single.context.close()
@@ -202,3 +203,26 @@ def test_another_text_has_other_boxes_and_is_never_markup(page: Any) -> None:
     expect(page.locator(".labels")).to_contain_text("<")
     assert pixels(page, ".plane > canvas").shape != before.shape
     assert page.locator("main img, main b").count() == 0
+
+
+def test_a_symbol_of_the_formula_marks_its_boxes(page: Any) -> None:
+    """Query, key and value have one colour each, in the formula, the diagram and the edges."""
+    visit(page, f"{FLOW}&box=encoder.self.scores")
+    for role, box in (("query", "q"), ("key", "k")):
+        symbol = page.locator(f".openbox .formula mi[data-role={role}]")
+        tile = page.locator(f"[id='box-encoder.self.{box}']")
+        colour = symbol.evaluate("one => getComputedStyle(one).color")
+        border = "one => getComputedStyle(one.querySelector('canvas')).borderTopColor"
+        assert tile.evaluate(border) == colour
+        marked = "one => getComputedStyle(one).outlineStyle"
+        assert tile.evaluate(marked) == "none"
+        symbol.hover()
+        assert tile.evaluate(marked) == "solid"
+        page.locator("h1").hover()
+        assert tile.evaluate(marked) == "none"
+    visit(
+        page, "/tour?run=translator&stop=4"
+    )  # scores: the formula on the left, the tiles on the right
+    page.locator(".telling mi[data-role=key]").first.hover()
+    outline = "one => getComputedStyle(one).outlineStyle"
+    assert page.locator("[id='box-encoder.self.k']").evaluate(outline) == "solid"

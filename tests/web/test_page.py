@@ -7,6 +7,7 @@ import shutil
 import threading
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -26,7 +27,7 @@ if CHROMIUM is None:
 
 expect = playwright_api.expect
 PAGES = ("/", "/train", "/flow", "/attention", "/translate", "/decode", "/tokens")
-PAGES += ("/positions", "/lens", "/fill", "/image", "/music", "/watch", "/tour")
+PAGES += ("/positions", "/lens", "/fill", "/image", "/music", "/watch", "/tour", "/quiz")
 TRANSLATOR = f"/attention?run=translator&text={quote(SENTENCE)}"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 STOPS = ((255, 255, 255), (196, 203, 219), (132, 144, 178), (70, 82, 125), (16, 20, 48))
@@ -53,6 +54,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
+    with serving(folder) as place:
+        yield place
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """The page over a folder, in a thread of this process; its address."""
     listening = listen("127.0.0.1", 0)
     config = uvicorn.Config(build_app(folder), log_level="error", access_log=False)
     server = uvicorn.Server(config)
@@ -101,6 +109,14 @@ def visit(page: Any, place: str) -> None:
 def settled(page: Any) -> None:
     """All that was asked for is drawn."""
     page.locator("main:not([aria-busy])").wait_for()
+
+
+def save(page: Any, part: Any, kind: str) -> Any:
+    """The download of a figure as PNG, SVG, CSV or HTML, by its Save menu."""
+    part.locator(".saving summary").first.click()
+    with page.expect_download() as download:
+        part.get_by_role("button", name=kind, exact=True).click()
+    return download.value
 
 
 def pixels(page: Any, selector: str) -> np.ndarray:
@@ -193,7 +209,9 @@ def test_the_sweep_is_the_knock_out_of_every_head(page: Any, address: str) -> No
 def test_a_link_restores_what_was_seen(page: Any) -> None:
     visit(page, TRANSLATOR)
     page.get_by_role("button", name="Encoder").click()
+    page.get_by_text("Display").click()
     page.get_by_label("Sort by").select_option("entropy")
+    page.get_by_text("Display").click()
     page.get_by_role("button", name=re.compile("^layer 2, head 2")).click()
     page.get_by_role("button", name="Lines").click()
     page.locator(".queries > div").nth(2).click()
@@ -264,10 +282,10 @@ def test_what_is_saved_opens_offline(page: Any, browser: Any, address: str, tmp_
     visit(page, f"{TRANSLATOR}&map=encoder.self")
     saved = {}
     for kind in ("PNG", "SVG", "CSV", "HTML"):
-        with page.expect_download() as download:
-            page.locator(".heatmap").get_by_role("button", name=kind).click()
-        saved[kind] = tmp_path / download.value.suggested_filename
-        download.value.save_as(saved[kind])
+        download = save(page, page.locator(".heatmap"), kind)
+        saved[kind] = tmp_path / download.suggested_filename
+        download.save_as(saved[kind])
+    assert saved["CSV"].name == "translator-encoder.self-1-1.csv"
     assert saved["PNG"].read_bytes().startswith(b"\x89PNG")
     trace = requested(page, address, run="translator", text=SENTENCE)
     expected = weights(address, trace["trace"], "encoder.self", 0, 0)
@@ -279,13 +297,13 @@ def test_what_is_saved_opens_offline(page: Any, browser: Any, address: str, tmp_
     for kind in ("SVG", "HTML"):
         single.goto(saved[kind].as_uri())
         assert single.locator("rect").count() > expected.size
-        expect(single.locator("body" if kind == "HTML" else "svg")).to_contain_text("layer 1")
+        for known in ("layer 1", "run: translator", SENTENCE, "layer: 1", "head: 1"):
+            expect(single.locator("body" if kind == "HTML" else "svg")).to_contain_text(known)
     single.context.close()
     for place, part in (("/train", ".chart"), (f"{TRANSLATOR}&view=lines", ".lines")):
         visit(page, place)
-        with page.expect_download() as download:
-            page.locator(part).first.get_by_role("button", name="PNG").click()
-        assert Path(download.value.path()).read_bytes().startswith(b"\x89PNG")
+        download = save(page, page.locator(part).first, "PNG")
+        assert Path(download.path()).read_bytes().startswith(b"\x89PNG")
 
 
 def test_curves_grow_while_a_run_trains(page: Any, folder: Path) -> None:

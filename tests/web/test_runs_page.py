@@ -1,7 +1,9 @@
 """In a real browser: which pages a run leads to, axes that count, and what drawing costs."""
 
+import os
 import random
 import re
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tests.web.small_models import SENTENCE, make_models
+from tests.web.small_pages import make_runs
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 shared = pytest.importorskip("tests.web.test_page", reason="needs chromium")
@@ -20,16 +23,17 @@ from manyheads.tokenizer.train import Words  # noqa: E402
 
 address, browser, page = shared.address, shared.browser, shared.page  # fixtures
 expect, visit, settled, pixels = shared.expect, shared.visit, shared.settled, shared.pixels
-LAYERS, HEADS, TOKENS = 6, 8, 256
-MEGABYTES = 64
+LAYERS, HEADS = 6, 8
+SECONDS = {256: 1.5, 1024: 3.0}  # by the tokens of a text, on quiet cores
+MEGABYTES = 32
 WORDS = [f"w{number}" for number in range(50)]
 WAYS = {
     "translator": "Tour Watch Flow Attention Lens Positions Tokens Translate Decode Train",
-    "writer": "Flow Attention Lens Positions Tokens Decode Train",
+    "writer": "Watch Flow Attention Lens Positions Tokens Decode Train",
     "reader": "Flow Attention Positions Tokens Fill Train",
     "labels": "Flow Attention Positions Tokens Train",
-    "pictures": "Positions Image Train",
-    "piano": "Flow Attention Lens Positions Tokens Decode Music Train",
+    "pictures": "Watch Positions Image Train",
+    "piano": "Watch Flow Attention Lens Positions Tokens Decode Music Train",
 }
 
 
@@ -39,7 +43,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = make_models(tmp_path_factory.mktemp("models"))
     torch.manual_seed(1)
     tokenizer = Words().train([" ".join(WORDS)])
-    sizes: dict[str, Any] = {"dim": 64, "layers": LAYERS, "heads": HEADS, "max_length": TOKENS}
+    sizes: dict[str, Any] = {
+        "dim": 64,
+        "layers": LAYERS,
+        "heads": HEADS,
+        "max_length": max(SECONDS),
+    }
     config = GptConfig(**sizes, vocab_size=tokenizer.vocab_size)
     run = Run(task="language", data=None, tokens=Words(), model=config)  # type: ignore[arg-type]
     save_run(run, tokenizer, config.build(), made / "wide")
@@ -91,6 +100,7 @@ def test_colours_up_to_the_greatest_of_a_map(page: Any) -> None:
     place = f"/attention?run=writer&text={quote(SENTENCE)}&layer=1&head=1&cell=3,1"
     visit(page, place)
     readout = page.locator(".heatmap .readout").inner_text()
+    page.get_by_text("Display").click()
     page.get_by_label("Colours").select_option("own")
     settled(page)
     assert "colours=own" in page.url
@@ -101,14 +111,55 @@ def test_colours_up_to_the_greatest_of_a_map(page: Any) -> None:
         assert (drawn == last).all(-1).any(), selector
 
 
+def hold_to_budget(seconds: float, budget: float) -> None:
+    """A budget is for quiet cores: a busy machine may keep it, but cannot break it."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if seconds >= budget and load > 2 * cores:
+        pytest.skip(f"{seconds:.1f} s say nothing at a load of {load:.1f} on {cores} cores")
+    assert seconds < budget
+
+
+def drawn_within(page: Any, places: list[str]) -> float:
+    """Seconds until a page is drawn, the best of some that the server has not computed before."""
+    taken = []
+    for place in places:
+        begun = time.perf_counter()
+        visit(page, place)
+        taken.append(time.perf_counter() - begun)
+    return min(taken)
+
+
 @pytest.mark.slow
-def test_many_heads_are_few_elements_and_few_bytes(page: Any) -> None:
-    """6 layers × 8 heads at 256 tokens; how long it takes is measured by benchmarks/page.py."""
-    text = " ".join(random.Random(1).choices(WORDS, k=TOKENS))
-    visit(page, f"/attention?run=wide&text={quote(text)}")
-    assert pixels(page, ".plane > canvas").shape[:2] == (TOKENS, TOKENS)
+@pytest.mark.parametrize("tokens", SECONDS)
+def test_many_heads_are_drawn_within_the_budget(page: Any, tokens: int) -> None:
+    """6 layers × 8 heads; benchmarks/page.py has the same measurement in detail."""
+    texts = [" ".join(random.Random(seed).choices(WORDS, k=tokens)) for seed in range(4)]
+    seconds = drawn_within(page, [f"/attention?run=wide&text={quote(text)}" for text in texts])
+    assert pixels(page, ".plane > canvas").shape[:2] == (tokens, tokens)
     assert page.locator(".heads canvas").count() == LAYERS * HEADS
     assert page.evaluate("() => document.querySelectorAll('*').length") < 1000
-    held = page.context.new_cdp_session(page).send("Runtime.getHeapUsage")
-    used = held["usedSize"] + held.get("backingStorageSize", 0)
-    assert used < MEGABYTES * 2**20
+    session = page.context.new_cdp_session(page)
+    session.send("HeapProfiler.collectGarbage")  # the pages before this one
+    held = session.send("Runtime.getHeapUsage")
+    megabytes = (held["usedSize"] + held.get("backingStorageSize", 0)) / 2**20
+    print(f"{tokens} tokens: {seconds:.2f} s, {megabytes:.0f} MB, load {os.getloadavg()[0]:.1f}")
+    assert megabytes < MEGABYTES
+    hold_to_budget(seconds, SECONDS[tokens])
+
+
+@pytest.mark.slow
+def test_the_first_translation_is_drawn_within_the_budget(
+    browser: Any, folder: Path, tmp_path: Path
+) -> None:
+    """From a server that has just started, with the model not yet loaded."""
+    make_runs(tmp_path)
+    with shared.serving(tmp_path) as place:
+        single = browser.new_page(base_url=place)
+        begun = time.perf_counter()
+        single.goto("/translate?run=translator")
+        single.locator("output.sentence").wait_for()
+        settled(single)
+        seconds = time.perf_counter() - begun
+        single.close()
+    print(f"first Translate: {seconds:.2f} s, load {os.getloadavg()[0]:.1f}")
+    hold_to_budget(seconds, 1.5)

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import io
 import json
+import re
 import shutil
 import time
 import urllib.request
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.tasks.small_texts import trainer, write_texts
 from tests.web.small_pages import SETTINGS
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -27,29 +29,36 @@ from manyheads.run import make_trainer  # noqa: E402
 address, browser, page = shared.address, shared.browser, shared.page  # fixtures
 expect, visit = shared.expect, shared.visit
 PLACE = "/watch?run=translator"
-# Draws one moment on a context that only records the widths and ends of the ribbons.
-RIBBONS = """async ({ run, at, layer }) => {
-  const view = await import("/page/watchview.js");
-  const { records, sentences } = await (await fetch(`/api/probes?run=${run}&since=0`)).json();
-  for (const probe of records) for (const one of probe.sentences) {
-    const packed = Uint8Array.from(atob(one.attention), (sign) => sign.charCodeAt(0));
-    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-    one.weights = new Uint8Array(await new Response(stream).arrayBuffer());
-  }
-  const drawn = [];
+KINDS = ("translator", "writer", "pictures")
+# Draws one moment on a context that records ribbons (widths), cells (opacity) and texts.
+DRAWN = """async ({ run, at, layer }) => {
+  const { drawWatch, layout } = await import("/page/watchview.js");
+  const { kindOf } = await import("/page/watchparts.js");
+  const { unpacked, withBytes } = await import("/page/probes.js");
+  const answer = await (await fetch(`/api/probes?run=${run}&since=0`)).json();
+  const probes = await Promise.all(answer.records.map(unpacked));
+  const sentences = await Promise.all(answer.sentences.map(withBytes));
+  const drawn = { ribbons: [], cells: [], texts: [] };
   const recorder = new Proxy(document.createElement("canvas").getContext("2d"), {
     get: (target, name) => {
-      if (name === "bezierCurveTo") return () => drawn.push(target.lineWidth);
+      if (name === "bezierCurveTo") return () => drawn.ribbons.push(target.lineWidth);
+      const { fillStyle, globalAlpha } = target;
+      if (name === "fillRect") return () => drawn.cells.push([fillStyle, globalAlpha]);
+      if (name === "fillText") return (text) => drawn.texts.push(text);
       const value = target[name];
       return typeof value === "function" ? value.bind(target) : value;
     },
     set: (target, name, value) => ((target[name] = value), true),
   });
+  const story = { run, probes, sentences };
   const moment = { at, sentence: 0, layer, hidden: new Set(), token: -1, focus: -1 };
-  view.drawWatch(recorder, { run, probes: records, sentences }, moment, {}, view.layout(1200));
+  const box = layout(1200, kindOf(story), probes[0].sentences[0].shape[1], sentences.length);
+  const names = ["panel", "text", "quiet", "edge", "strong", "alarm"];
+  drawWatch(recorder, story, moment, Object.fromEntries(names.map((name) => [name, "#fff"])), box);
   return drawn;
 }"""
-LEAST = 0.02  # of watchview.js
+LEAST, LEAST_ARC, LEAST_CELL = 0.02, 0.06, 0.01  # of watchview.js and watchlanguage.js
+COLOURS = ("#0072b2", "#d55e00")  # the first two heads
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +68,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with contextlib.redirect_stderr(io.StringIO()):
         recipe = read_recipe("phrasebook", settings)
         make_trainer(recipe, made / "translator", torch.device("cpu")).run()
+        texts = write_texts(made / "data", documents=60)
+        for name, case in (("writer", "causal stream"), ("pictures", "pictures")):
+            steps = ("train.steps=30", "train.probes=8", "train.probe_weights=true")
+            trainer(case, texts, made / name, *steps).run()
     return made
 
 
-def probes(folder: Path) -> list[dict[str, Any]]:
-    text = (folder / "translator" / "probes" / "probes.jsonl").read_text("utf-8")
+def probes(folder: Path, run: str = "translator") -> list[dict[str, Any]]:
+    text = (folder / run / "probes" / "probes.jsonl").read_text("utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
 
@@ -78,9 +91,59 @@ def test_ribbons_are_as_wide_as_the_weights(page: Any, folder: Path) -> None:
     for at in (0, len(recorded) - 1):
         weights = attention(recorded[at]["sentences"][0])[1]
         expected = weights[weights >= LEAST]
-        drawn = np.array(page.evaluate(RIBBONS, {"run": "translator", "at": at, "layer": 1}))
+        drawing = page.evaluate(DRAWN, {"run": "translator", "at": at, "layer": 1})
+        drawn = np.array(drawing["ribbons"])
         assert len(drawn) == len(expected)
         assert np.allclose(drawn / drawn.max(), expected / expected.max(), atol=1e-6)
+
+
+def test_arcs_and_maps_of_a_language_model_are_the_weights(page: Any, folder: Path) -> None:
+    visit(page, "/watch?run=writer")
+    recorded = probes(folder, "writer")
+    for at in (0, len(recorded) - 1):
+        drawing = page.evaluate(DRAWN, {"run": "writer", "at": at, "layer": 0})
+        weights = attention(recorded[at]["sentences"][0])[0]
+        earlier = weights[:, np.tri(weights.shape[-1], k=-1, dtype=bool)]
+        expected = earlier[earlier >= LEAST_ARC]
+        drawn = np.array(drawing["ribbons"])
+        assert len(drawn) == len(expected)
+        assert np.allclose(drawn / drawn.max(), expected / expected.max(), atol=1e-6)
+        for colour, head in zip(COLOURS, weights, strict=True):
+            opacity = [alpha for style, alpha in drawing["cells"] if style == colour]
+            dot, *cells = opacity  # the legend's
+            assert dot == 1
+            assert np.allclose(cells, head[head >= LEAST_CELL], atol=1e-6)
+
+
+def test_pictures_have_the_probabilities_and_weights_of_the_probe(page: Any, folder: Path) -> None:
+    visit(page, "/watch?run=pictures")
+    recorded = probes(folder, "pictures")
+    for at in (0, len(recorded) - 1):
+        drawing = page.evaluate(DRAWN, {"run": "pictures", "at": at, "layer": 0})
+        example = recorded[at]["sentences"][0]
+        shares = [f"{int(100 * share + 0.5)} %" for _, share in sorted(example["probabilities"])]
+        assert [text for text in drawing["texts"] if text.endswith(" %")] == shares
+        for colour, head in zip(COLOURS, attention(example)[0], strict=True):
+            opacity = [alpha for style, alpha in drawing["cells"] if style == colour]
+            assert np.allclose(opacity, 0.85 * head.ravel(), atol=1e-6)
+    name, share = recorded[-1]["sentences"][0]["probabilities"][0]
+    status = page.locator(".watch-figure .readout")
+    expect(status).to_have_text(f"step 30: {name}, {int(100 * share + 0.5)} %")
+
+
+def test_a_click_chooses_another_picture(page: Any) -> None:
+    visit(page, "/watch?run=pictures")
+    canvas = page.locator("canvas.watch")
+    x, y = page.evaluate(
+        """async () => {
+          const { layout } = await import("/page/watchview.js");
+          const width = document.querySelector("canvas.watch").parentElement.clientWidth - 24;
+          const box = layout(Math.floor(width), "images", 2, 8);
+          return [box.left + 2.5 * (box.small + 10), box.strip + box.small / 2];
+        }"""
+    )
+    canvas.click(position={"x": x, "y": y})
+    expect(page).to_have_url(re.compile("sentence=2"))
 
 
 def test_scrubbing_changes_step_and_translation(page: Any, folder: Path) -> None:
@@ -99,8 +162,9 @@ def test_scrubbing_changes_step_and_translation(page: Any, folder: Path) -> None
     expect(canvas).to_have_attribute("aria-valuenow", "30")
 
 
-def test_a_frame_takes_less_than_a_thirtieth_of_a_second(page: Any) -> None:
-    visit(page, PLACE)
+@pytest.mark.parametrize("run", KINDS)
+def test_a_frame_takes_less_than_a_thirtieth_of_a_second(page: Any, run: str) -> None:
+    visit(page, f"/watch?run={run}")
     milliseconds = page.evaluate(
         """async () => {
           const begun = performance.now();
@@ -115,23 +179,24 @@ def test_a_frame_takes_less_than_a_thirtieth_of_a_second(page: Any) -> None:
     assert milliseconds < 33
 
 
-def with_40_probes(folder: Path) -> str:
-    """A run with as many probes as a long one: those of `translator`, repeated at later steps."""
-    copied = folder / "long"
+def with_40_probes(folder: Path, run: str) -> str:
+    """A run with as many probes as a long one: those of another, repeated at later steps."""
+    copied = folder / f"long-{run}"
     if not copied.exists():
-        shutil.copytree(folder / "translator", copied)
+        shutil.copytree(folder / run, copied)
         lines = [
             {**probe, "step": probe["step"] + 1 + 31 * at}
-            for at in range(40 // len(probes(folder)) + 1)
-            for probe in probes(folder)
+            for at in range(40 // len(probes(folder, run)) + 1)
+            for probe in probes(folder, run)
         ]
         text = "".join(f"{json.dumps(line)}\n" for line in lines[:40])
         (copied / "probes" / "probes.jsonl").write_text(text, "utf-8")
-    return "/watch?run=long"
+    return f"/watch?run={copied.name}"
 
 
-def test_space_plays_40_probes_at_30_frames_a_second(page: Any, folder: Path) -> None:
-    visit(page, with_40_probes(folder))
+@pytest.mark.parametrize("run", KINDS)
+def test_space_plays_40_probes_at_30_frames_a_second(page: Any, folder: Path, run: str) -> None:
+    visit(page, with_40_probes(folder, run))
     page.locator("main").press("Home")
     page.locator("main").press("Space")
     frames, seconds, steps = page.evaluate(
@@ -157,6 +222,7 @@ def test_space_plays_40_probes_at_30_frames_a_second(page: Any, folder: Path) ->
 def test_the_film_is_a_video_of_six_seconds(page: Any, tmp_path: Path) -> None:
     visit(page, PLACE)
     begun = time.monotonic()
+    page.locator(".watch-figure .saving summary").click()
     with page.expect_download(timeout=15_000) as download:
         page.get_by_role("button", name="Film").click()
     assert 6 < time.monotonic() - begun < 10
@@ -168,13 +234,14 @@ def test_the_film_is_a_video_of_six_seconds(page: Any, tmp_path: Path) -> None:
     assert len(data) > 50_000
 
 
-def test_a_new_probe_appears_by_itself(page: Any, folder: Path) -> None:
-    copied = folder / "live"
-    shutil.copytree(folder / "translator", copied)
+@pytest.mark.parametrize("run", KINDS)
+def test_a_new_probe_appears_by_itself(page: Any, folder: Path, run: str) -> None:
+    copied = folder / f"live-{run}"
+    shutil.copytree(folder / run, copied)
     file = copied / "probes" / "probes.jsonl"
     lines = file.read_text("utf-8").splitlines()
     file.write_text("".join(f"{line}\n" for line in lines[:-1]), "utf-8")
-    visit(page, "/watch?run=live")
+    visit(page, f"/watch?run={copied.name}")
     canvas = page.locator("canvas.watch")
     expect(canvas).to_have_attribute("aria-valuemax", str(json.loads(lines[-2])["step"]))
     with file.open("a", encoding="utf-8") as opened:
@@ -192,12 +259,22 @@ def test_removing_a_head_in_the_past(page: Any, folder: Path) -> None:
     assert not np.allclose(answer["reference_log_probs"], before, atol=1e-4)
 
 
-def test_the_saved_file_works_without_a_server(page: Any, browser: Any, tmp_path: Path) -> None:
-    visit(page, PLACE)
-    with page.expect_download() as download:
-        page.get_by_role("button", name="HTML").click()
+def test_removing_a_head_of_a_language_model(page: Any, folder: Path) -> None:
+    visit(page, "/watch?run=writer&remove=1&layer=0&step=30")
+    with page.expect_response("**/api/probes/removed") as answered:
+        page.get_by_role("button", name="1·1").click()
+    answer, before = answered.value.json(), probes(folder, "writer")[-1]["sentences"][0]
+    assert len(answer["reference_log_probs"]) == len(before["reference_log_probs"])
+    assert not np.allclose(answer["reference_log_probs"], before["reference_log_probs"], atol=1e-4)
+
+
+@pytest.mark.parametrize("run", KINDS)
+def test_the_saved_file_works_without_a_server(
+    page: Any, browser: Any, tmp_path: Path, run: str
+) -> None:
+    visit(page, f"/watch?run={run}")
     path = tmp_path / "watch.html"
-    download.value.save_as(path)
+    shared.save(page, page.locator("main"), "HTML").save_as(path)
     context = browser.new_context(offline=True, viewport={"width": 900, "height": 700})
     saved, wrong = context.new_page(), []
     saved.on("pageerror", lambda error: wrong.append(str(error)))
@@ -214,7 +291,7 @@ def test_the_saved_file_works_without_a_server(page: Any, browser: Any, tmp_path
     )
     context.close()
     assert wrong == []
-    assert colours > 50  # ribbons of several colours, blended
+    assert colours > 50  # of several heads, blended
 
 
 def test_a_run_without_probes_says_how_to_get_them(page: Any, folder: Path) -> None:
@@ -233,3 +310,13 @@ def test_the_demo_opens_the_page_while_it_trains(
     with urllib.request.urlopen(opened.get(timeout=20)) as answer:
         assert answer.url.endswith("/watch")
         assert b"Manyheads" in answer.read()
+
+
+@pytest.mark.parametrize("run", KINDS)
+def test_the_stage_shows_all_of_it_sharply(page: Any, run: str) -> None:
+    visit(page, f"/watch?run={run}&stage=1")
+    canvas = page.locator("canvas.watch")
+    box = canvas.bounding_box()
+    assert box["y"] + box["height"] <= 800
+    fine = canvas.evaluate("c => c.width") / box["width"]
+    assert fine == pytest.approx(1, abs=0.02)  # a pixel of the canvas is a pixel of the screen

@@ -5,13 +5,16 @@ encoder's last state and attends to all h̄ (Luong's global attention):
 
     α_ts = softmax_s(score(h_t, h̄_s)),  c_t = Σ_s α_ts h̄_s,  h̃_t = tanh(W_c [c_t; h_t])
 
+Without attention (model.attention=none, Sutskever et al. 2014) h̃_t = h_t: all that the decoder
+knows of the source is its first state.
+
 There is no input feeding: h̃_t gives the logits at t and does not enter the next state, so that
 teacher forcing runs the LSTM over a target in one call.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from einops import rearrange
@@ -47,8 +50,11 @@ class RecurrentConfig(BaselineSizes):
 
 @dataclass(frozen=True, kw_only=True)
 class RnnConfig(RecurrentConfig):
-    """An LSTM encoder–decoder with Luong's global attention."""
+    """An LSTM encoder–decoder with Luong's global attention, or without attention."""
 
+    attention: Annotated[
+        Literal["global", "none"], "Attention; none: the decoder only starts from the encoder"
+    ] = "global"
     kind: ClassVar[str] = "rnn"
 
     def build(self) -> "Rnn":
@@ -83,7 +89,7 @@ class Rnn(BaselineModel):
         self.build_target_table()
         self.first = nn.Linear(dim, 2 * layers * dim)
         self.decoder = nn.LSTM(dim, dim, layers, batch_first=True, dropout=between)
-        self.attention = GlobalAttention(config)
+        self.attention = GlobalAttention(config) if config.attention == "global" else None
         self.build_head()
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
@@ -112,7 +118,7 @@ class Rnn(BaselineModel):
             return h.repeat_interleave(beams, dim=1), c.repeat_interleave(beams, dim=1)
 
         x = run_lstm(self.decoder, self.embed(self.target_table, target), cache, first)
-        return self.attention(x, memory.states, memory.mask)
+        return x if self.attention is None else self.attention(x, memory.states, memory.mask)
 
 
 def run_lstm(

@@ -47,6 +47,7 @@ EXTRAS = {  # and a package that each installs
     "summaries": "rouge_score",
     "images": "PIL",
     "music": "mido",
+    "parquet": "pyarrow",
     "web": "starlette",
     "lab": "scipy",
 }

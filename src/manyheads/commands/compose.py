@@ -136,8 +136,8 @@ def _write_music(
     limit: int | None,
     sample: "Sample | None",
 ) -> None:
-    from manyheads.data.corpus import read_bytes
     from manyheads.data.events import Statistics
+    from manyheads.data.files import read_bytes
     from manyheads.data.midi import write_midi
     from manyheads.decode.compose import compose
 

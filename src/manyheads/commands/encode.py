@@ -46,7 +46,7 @@ def embed(
     import numpy as np
 
     from manyheads.config import nearest
-    from manyheads.decode.translate import read_lines
+    from manyheads.data.files import decode_lines
     from manyheads.fileio import replace_file
     from manyheads.train.metrics import Bar
 
@@ -58,7 +58,7 @@ def embed(
         raise UserError("vectors are binary: write them to a file, --out vectors.npy")
     encoder = open_model(run, device, threads).encoder()
     with input_lines(file) as stream:
-        lines = list(read_lines(stream))
+        lines = list(decode_lines(stream))
     if not lines:
         raise UserError("the input has no lines: embed RUN FILE, or embed RUN < FILE")
     with Bar("embed", len(lines)) as bar:
@@ -129,10 +129,12 @@ def classify(
 
     Examples
       $ manyheads classify runs/sst-2 < in.txt > labels.txt
+      $ manyheads classify runs/reviews new.csv
       $ manyheads classify runs/mnist digits/ cat.png --scores
 
     Text: one label a line. A tab in a line separates a pair of texts; a text that is
-    too long is truncated. A regression model prints a number, a tagger token/label
+    too long is truncated. In a table (.csv, .jsonl, .parquet) the columns have the
+    names of the training. A regression model prints a number, a tagger token/label
     pairs (with --scores one token a line, and an empty line after each text).
 
     Images: label, probability and file. A file that cannot be read is reported and
@@ -148,7 +150,7 @@ def classify(
     if files and (len(files) > 1 or files[0].suffix.lower() in (".png", ".jpg", ".jpeg")):
         raise UserError(f"{run} classifies lines of text, not images: classify RUN FILE")
     encoder = loaded.encoder()
-    for first, lines in _chunks(files[0] if files else None):
+    for first, lines in _chunks(files[0] if files else None, loaded.run.data):
         for at, answers in enumerate(encoder.classify(lines), start=first):
             if not as_json:
                 write(_labelled(answers, scores, encoder.tags))
@@ -210,12 +212,20 @@ def _object(**values: Any) -> str:
     return json.dumps(values, ensure_ascii=False) + "\n"
 
 
-def _chunks(file: Path | None) -> Iterator[tuple[int, list[str]]]:
-    """Lines of the input, as many as are encoded at once, and the number of the first."""
-    from manyheads.decode.translate import LINES_AT_ONCE, read_lines
+def _chunks(file: Path | None, data: Any = None) -> Iterator[tuple[int, list[str]]]:
+    """Lines of the input, as many as are encoded at once, and the number of the first.
+
+    `data` are settings of labelled data that name the columns of a table.
+    """
+    from manyheads.data.files import decode_lines, is_table
+    from manyheads.data.labelled import LabelledData
+    from manyheads.decode.translate import LINES_AT_ONCE
 
     with input_lines(file) as stream:
-        lines, first = read_lines(stream), 1
+        lines, first = decode_lines(stream), 1
+        is_other_table = file is not None and is_table(file) and ".tsv" not in file.suffixes
+        if file is not None and is_other_table and isinstance(data, LabelledData):
+            lines = data.read_texts(file)  # a .tsv has lines with pairs of texts, without a header
         while chunk := list(islice(lines, 1 if is_interactive(file) else LINES_AT_ONCE)):
             yield first, chunk
             first += len(chunk)

@@ -37,7 +37,10 @@ def evaluate(
     ] = None,
     split: options.Split = "test",
     source: Annotated[
-        Path | None, option("Lines to translate, in place of a split", metavar="FILE", panel="Data")
+        Path | None,
+        option(
+            "Lines to translate, in place of a split (- for stdin)", metavar="FILE", panel="Data"
+        ),
     ] = None,
     reference: Annotated[
         list[Path] | None,
@@ -46,7 +49,9 @@ def evaluate(
     beam: options.Beam = None,
     others: options.Ensemble = None,
     stride: Annotated[int | None, option(_STRIDE, panel="Scores")] = None,
-    tokenize: Annotated[str, option(_TOKENIZE, metavar="NAME", panel="Scores")] = "auto",
+    tokenize: Annotated[
+        str, option(_TOKENIZE, "--bleu-tokenize", "--tokenize", metavar="NAME", panel="Scores")
+    ] = "auto",
     metric: Annotated[list[str] | None, option(_METRIC, metavar="NAME", panel="Scores")] = None,
     confidence: Annotated[bool, option(_CONFIDENCE, "--confidence", panel="Scores")] = False,
     by_class: Annotated[
@@ -72,6 +77,7 @@ def evaluate(
       $ manyheads evaluate runs/lm --stride 32
       $ manyheads evaluate runs/mine data.folder=newstest
       $ manyheads evaluate runs/mine --source in.en --reference out.de
+      $ manyheads evaluate runs/reviews data.test=new.csv --by-class
       $ manyheads evaluate runs/mine --against runs/old --metric ter
 
     The scores of the run itself are saved as scores.json. Scores of other data,
@@ -148,12 +154,15 @@ def evaluate(
 
 
 def _test_files(run: "Run", source: Path | None, references: list[Path], split: str) -> Any:
+    from manyheads.data.files import STDIN
     from manyheads.data.translation import TestFiles
 
+    if "translate" not in run.spec.offers:
+        raise UserError("--source works only with translators: set data.test=FILE instead")
     if source is None or not references:
         raise UserError("--source and --reference go together: give both")
-    if "translate" not in run.spec.offers:
-        raise UserError("--source works only with translators: set data.* instead")
+    if [source, *references].count(STDIN) > 1:
+        raise UserError("standard input (-) can be read only once: name a file")
     if split != "test":
         raise UserError(f"--source is a test set itself: leave out --split {split}")
     return TestFiles(
@@ -164,6 +173,7 @@ def _test_files(run: "Run", source: Path | None, references: list[Path], split: 
 def _with_overrides(run: "Run", overrides: Sequence[str]) -> "Run":
     """The run on other data or with another search."""
     from manyheads.config import override_all
+    from manyheads.data.files import is_here
     from manyheads.data.language import TextData
 
     if run.data is None and overrides:
@@ -173,6 +183,11 @@ def _with_overrides(run: "Run", overrides: Sequence[str]) -> "Run":
         if isinstance(run.data, TextData) and name in names and other not in names:
             # Another text; the run's file is not looked for in the new folder.
             run = override_all(run, [f"{other}="])
+    values = dict(setting.split("=", 1) for setting in overrides if "=" in setting)
+    folder, test = getattr(run.data, "folder", ""), Path(values.get("data.test", ""))
+    is_inside = not test.is_absolute() and is_here(folder / test)
+    if folder and test.name and not is_inside and "data.folder" not in names:
+        run = override_all(run, ["data.folder="])  # a test set elsewhere, without the training data
     return override_all(run, overrides)
 
 
@@ -193,9 +208,9 @@ def _refuse_unsupported(
     if dtype == "int8" and not translates:
         raise UserError("--dtype int8 works only with translators: leave it out")
     if tokenize not in TOKENIZERS:
-        raise UserError(f"--tokenize {tokenize} must be one of {', '.join(TOKENIZERS)}")
+        raise UserError(f"--bleu-tokenize {tokenize} must be one of {', '.join(TOKENIZERS)}")
     if tokenize != "auto" and run.task != "translation":
-        raise UserError("--tokenize works only with translators (BLEU): leave it out")
+        raise UserError("--bleu-tokenize works only with translators (BLEU): leave it out")
     if plot is not None and "label" not in run.spec.offers:
         raise UserError("--plot works only with image models: leave it out")
     check_image("--plot", plot)

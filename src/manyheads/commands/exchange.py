@@ -1,6 +1,7 @@
 """Commands that exchange weights with other programs: import, export."""
 
 import dataclasses
+import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -14,9 +15,10 @@ from manyheads.errors import UserError
 
 if TYPE_CHECKING:
     from manyheads.decode.beam import Decode
+    from manyheads.run import Run
 
 Folder = Annotated[Path, out_option("Folder to write; new or empty", "FOLDER")]
-FORMATS = ("huggingface", "ctranslate2", "onnx")
+FORMATS = ("huggingface", "ctranslate2", "onnx", "peft")
 
 
 def import_folder(
@@ -56,7 +58,7 @@ def export(
         str | None, option("ctranslate2: int8, float16, ... [default: float32]", metavar="NAME")
     ] = None,
 ) -> None:
-    """Export a run for Hugging Face, CTranslate2 or ONNX Runtime.
+    """Export a run for Hugging Face, CTranslate2, ONNX Runtime or PEFT.
 
     Examples
       $ manyheads export runs/demo --to huggingface --out demo-hf
@@ -64,20 +66,21 @@ def export(
       $ manyheads translate demo-ct2 in.txt
 
     huggingface writes a folder for AutoModel and AutoTokenizer; ctranslate2 supports
-    encoder–decoders and language models; onnx writes graphs for ONNX Runtime.
+    encoder–decoders and language models; onnx writes graphs for ONNX Runtime;
+    peft writes the LoRA adapter of a run trained with finetune.lora.
     """
-    from manyheads.config import nearest
+    from manyheads.exchange.card import model_card
     from manyheads.exchange.ctranslate2 import write_ctranslate2
-    from manyheads.exchange.folder import their_decoding, write_huggingface
+    from manyheads.exchange.folder import their_decoding, write_huggingface, write_peft
     from manyheads.exchange.onnx import write_onnx
     from manyheads.fileio import write_text
+    from manyheads.finetune import load_pretrained, load_start
     from manyheads.loading import TorchRun, load_run
     from manyheads.models.gpt import Gpt
     from manyheads.models.seq2seq import Seq2Seq
-    from manyheads.run import SETTINGS, TOKENIZER, settings_text
+    from manyheads.run import SCORES, SETTINGS, TOKENIZER, settings_text
 
-    if to not in FORMATS:
-        raise UserError(f"--to {to}: {nearest(to, FORMATS)}")
+    _check_format(to)
     if quantization is not None and to != "ctranslate2":
         raise UserError("--quantization works only with --to ctranslate2: leave it out")
     _refuse_full(out)
@@ -93,6 +96,14 @@ def export(
                 note = _changes(settings.decode, "transformers", fixed)
         elif to == "onnx":
             write_onnx(model, beside)
+        elif to == "peft":
+            lora = settings.finetune and settings.finetune.lora
+            if not lora:
+                raise UserError(f"{run} was trained without finetune.lora: --to huggingface")
+            base = settings.model.build()
+            load_pretrained(base, load_start(settings.init))
+            start = Path(settings.init)
+            write_peft(model, base, loaded.own_tokenizer, settings.decode, lora, start, beside)
         elif isinstance(model, Seq2Seq | Gpt):
             fixed = {"stopping": "early", "at_limit": "truncate"}
             note = _changes(settings.decode, "CTranslate2", fixed)
@@ -107,7 +118,38 @@ def export(
         # transformers writes the tokenizer of a Hugging Face folder.
         sealed = None if to == "huggingface" else beside
         write_text(beside / SETTINGS, settings_text(settings, sealed))
+        scores = json.loads((run / SCORES).read_bytes()) if (run / SCORES).is_file() else {}
+        count = sum(p.numel() for p in model.parameters())
+        write_text(beside / "README.md", model_card(out.name, settings, scores, to, count))
     say(f"exported: {out}{note}")
+
+
+def check_exportable(run: "Run", to: str) -> None:
+    """Refuse, before training, a model that a format cannot express."""
+    from manyheads.exchange import refuse_approximations
+    from manyheads.exchange.ctranslate2 import unsupported
+    from manyheads.exchange.huggingface import plan_export
+    from manyheads.nn.block import on_meta
+
+    _check_format(to)
+    config: Any = run.model
+    if run.spec.reads_text and config.vocab_size is None:  # the tokenizer decides it later
+        config = dataclasses.replace(config, vocab_size=1)
+    with on_meta():
+        model = config.build()
+    if to in ("huggingface", "peft"):
+        plan_export(model)
+    elif to == "onnx":
+        refuse_approximations(model)
+    elif reason := unsupported(model, run.decode):
+        raise UserError(f"CTranslate2 cannot express this model: {reason}")
+
+
+def _check_format(to: str) -> None:
+    from manyheads.config import nearest
+
+    if to not in FORMATS:
+        raise UserError(f"{to} is not a format of export: {nearest(to, FORMATS)}")
 
 
 def _changes(decode: "Decode", program: str, fixed: dict[str, Any]) -> str:

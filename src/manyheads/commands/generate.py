@@ -71,7 +71,8 @@ def generate(
       $ manyheads generate runs/lm -p "ROMEO:" --top-p 0.9 --max-new-tokens 400
 
     Without --prompt and FILE, each line of standard input is continued. Tokens are
-    printed as they are sampled. For music see manyheads compose.
+    printed during sampling; --temperature 0 takes the likeliest ones, as generate()
+    does in Python by default. For music see manyheads compose.
     """
     from manyheads.commands.compose import Music, compose_run
     from manyheads.data.music import MusicData
@@ -157,8 +158,8 @@ def _continue_texts(
     stops: list[str],
 ) -> None:
     """Continue the prompt, or each line of the input."""
+    from manyheads.data.files import decode_lines
     from manyheads.decode.generate import as_text
-    from manyheads.decode.translate import read_lines
 
     def continue_text(number: int, text: str) -> None:
         ids = [*generator.tokenizer.frame()[0], *generator.tokenizer.encode(text)]
@@ -176,5 +177,5 @@ def _continue_texts(
         continue_text(0, prompt)
         return
     with input_lines(file) as lines:
-        for number, text in enumerate(read_lines(lines)):
+        for number, text in enumerate(decode_lines(lines)):
             continue_text(number, text)

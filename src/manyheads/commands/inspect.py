@@ -1,14 +1,24 @@
-"""Commands that describe a model or a tokenizer: info, tokenize."""
+"""Commands that describe a model, its activations or a tokenizer: info, capture, tokenize."""
 
+import json
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from manyheads.commands import options
 from manyheads.commands.options import argument, option
-from manyheads.commands.shared import print_json, say, write
+from manyheads.commands.shared import choose, print_json, say, write
 from manyheads.errors import UserError
 
+if TYPE_CHECKING:
+    from manyheads.tokenizer.tokenizer import Tokenizer
+
 _COST = "Cost of a training"
+_LEARN = "Learn a vocabulary"
+ACTIVATIONS = ("*.layer.input", "*.states", "*.weights")  # captured unless --only names others
+_ONLY = "Names, e.g. '*.self.q' or '*' for all (repeatable) [default: residual stream and weights]"
 
 
 def info(
@@ -75,22 +85,111 @@ def info(
             write(cost.text())
 
 
+def capture(
+    run: options.RunFolder,
+    text: Annotated[list[str], argument("TEXT", "A text, or a file with one text a line")],
+    out: Annotated[Path, options.out_option("Tensors by name, as safetensors", "FILE")],
+    target: Annotated[
+        str | None,
+        option("Encoder–decoders: its target [default: the translation]", metavar="TEXT"),
+    ] = None,
+    only: Annotated[list[str] | None, option(_ONLY, metavar="NAME", panel="Output")] = None,
+    threads: options.Threads = None,
+) -> None:
+    """Save the activations of a forward pass, by name, to a safetensors file.
+
+    Examples
+      $ manyheads capture runs/demo "The dog sleeps." --out acts.safetensors
+      $ manyheads capture runs/lm texts.txt --only "*.self.q" -o acts.safetensors
+
+    Names are those of the Flow page: STACK.layer.input is the residual stream before
+    each layer, STACK.states the output of the stack, STACK.self.weights and
+    decoder.cross.weights the attention. The first index is the layer, the second the
+    head. Texts of a file have their line number before the name: 1/encoder.states.
+    """
+    from safetensors.torch import save_file
+
+    from manyheads.fileio import replace_file
+    from manyheads.loading import TorchRun, load_run
+
+    if find_spec("starlette") is None:
+        raise UserError("capture needs starlette: pip install 'manyheads[web]'")
+    from manyheads.web.flow import follow
+    from manyheads.web.forward import SizeLimit
+    from manyheads.web.responses import Problem
+
+    choose("cpu", threads)
+    loaded, joined = load_run(run), " ".join(text)
+    if not isinstance(loaded, TorchRun):
+        raise UserError(f"{run} was exported: capture the run it came from")
+    is_file = False
+    with suppress(OSError):  # a long text is no name of a file
+        is_file = len(text) == 1 and Path(joined).is_file()
+    texts = Path(joined).read_text("utf-8").splitlines() if is_file else [joined]
+    tensors, tokens = {}, {}
+    for line, sentence in enumerate(texts, start=1):
+        try:
+            trace = follow(loaded, sentence, target, SizeLimit(2**31, 2**40), {})
+        except Problem as error:  # too long for the model
+            raise UserError(f"text {line}: {error}") from None
+        prefix = f"{line}/" if is_file else ""
+        for column in trace.manifest["columns"]:
+            tokens[f"{prefix}{column['name']}.tokens"] = json.dumps(column["tokens"])
+        for name, tensor in trace.tensors.items():
+            if any(fnmatchcase(name, pattern) for pattern in only or ACTIVATIONS):
+                tensors[prefix + name] = tensor.contiguous()
+    if not tensors:
+        known = ", ".join(trace.tensors) if texts else "the file is empty"
+        raise UserError(f"--only {' '.join(only or ACTIVATIONS)} names no tensor of {known}")
+    replace_file(out, lambda partial: save_file(tensors, partial, tokens))
+    for name, tensor in tensors.items():
+        write(f"{name}  {' × '.join(map(str, tensor.shape))}\n")
+
+
 def tokenize(
-    run: Annotated[Path, argument("RUN", "A run folder or a tokenizer.json")],
-    text: Annotated[list[str], argument("TEXT", "Text to tokenize")],
+    words: Annotated[
+        list[str], argument("RUN TEXT", "A run folder or a tokenizer.json, and a text")
+    ],
+    learn: Annotated[
+        list[Path] | None,
+        option(
+            "Learn a vocabulary from this file (repeatable); no RUN", metavar="FILE", panel=_LEARN
+        ),
+    ] = None,
+    kind: Annotated[
+        str, option("bpe, wordpiece, characters or words", metavar="NAME", panel=_LEARN)
+    ] = "bpe",
+    size: Annotated[int, option("Most tokens of the vocabulary", panel=_LEARN)] = 8000,
+    out: Annotated[
+        Path | None, options.out_option("Save the learned vocabulary as a tokenizer.json")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Show how a text is split into tokens, merge by merge.
 
     Examples
       $ manyheads tokenize runs/demo unbelievable
+      $ manyheads tokenize --learn corpus.txt --kind words --size 4000 unbelievable
+      $ manyheads tokenize --learn a.en --learn a.de -o tokenizer.json unbelievable
     """
     from manyheads.run import read_tokenizer
     from manyheads.tokenizer.tokenizer import Tokenizer
     from manyheads.tokenizer.trace import Step
 
-    tokenizer = read_tokenizer(run) if run.is_dir() else Tokenizer.load(run)
-    joined = " ".join(text)
+    if learn:
+        tokenizer, joined = _learned(learn, kind, size), " ".join(words)
+        if out is not None:
+            tokenizer.save(out)
+        say(f"{tokenizer.kind}, {tokenizer.vocab_size} tokens" + (f": {out}" if out else ""))
+    elif len(words) < 2 or out is not None:
+        raise UserError(
+            "tokenize needs RUN and TEXT, or --learn FILE: see manyheads tokenize --help"
+        )
+    else:
+        run, joined = Path(words[0]), " ".join(words[1:])
+        if not run.exists():
+            raise UserError(f"no folder or file {run}: check the path")
+        tokenizer = read_tokenizer(run) if run.is_dir() else Tokenizer.load(run)
     ids = tokenizer.encode(joined)
     try:
         steps = tokenizer.trace(joined)
@@ -105,3 +204,13 @@ def tokenize(
         merge = f"{step.merged}" + ("" if step.rank is None else f"  (merge {step.rank + 1})")
         write("  " + "|".join(step.subwords) + (f"    ← {merge}" if step.merged else "") + "\n")
     write(f"{len(ids)} tokens: {' '.join(map(str, ids))}\n")
+
+
+def _learned(files: list[Path], kind: str, size: int) -> "Tokenizer":
+    """A vocabulary of all lines of some files."""
+    from manyheads.config import parse
+    from manyheads.data.files import stream_lines
+    from manyheads.tokenizer.train import Tokens
+
+    tokens = parse(Tokens, {"kind": kind, "vocab_size": size}, "--kind")
+    return tokens.train(line for file in files for line in stream_lines(file))

@@ -1,5 +1,8 @@
 """Options and arguments with the same meaning in every command that has them."""
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +21,25 @@ def argument(metavar: str, help: str, **more: Any) -> Any:
 def out_option(help: str, metavar: str = "FILE") -> Any:
     """The result of a command."""
     return option(help, "--out", "-o", metavar=metavar, panel="Output")
+
+
+def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with the option --plugin, which is applied before the command runs."""
+
+    @functools.wraps(command)
+    def run(plugin: list[Path] | None, **named: Any) -> None:
+        for file in plugin or []:
+            from manyheads.plugins import use
+
+            use(file)
+        command(**named)
+
+    signature = inspect.signature(command)
+    named_only = inspect.Parameter.KEYWORD_ONLY
+    plugin = inspect.Parameter("plugin", named_only, default=None, annotation=Plugins)
+    parameters = [*signature.parameters.values(), plugin]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
 
 
 def plot_option(help: str) -> Any:
@@ -39,6 +61,9 @@ Out = Annotated[Path, out_option("Run folder", "FOLDER")]
 Json = Annotated[bool, option("Print one JSON object", "--json", panel="Output")]
 JsonLines = Annotated[bool, option("Print one JSON object a line", "--json", panel="Output")]
 Seed = Annotated[int | None, option("Random seed, the same as seed=N [default: the recipe's]")]
+
+_PLUGIN = "Python file with parts of your own (repeatable)"
+Plugins = Annotated[list[Path] | None, option(_PLUGIN, "--plugin", metavar="FILE")]
 
 _SPLIT = "train, valid, test or the name of a test set"
 _BEAM = "Beam width; 1 is greedy search [default: the run's decode.beam]"

@@ -57,11 +57,10 @@ def print_json(values: dict[str, Any]) -> None:
 @contextmanager
 def input_lines(file: Path | None) -> Iterator[Iterable[bytes]]:
     """The lines of a file or of standard input; a hint if it is a terminal."""
-    if file is not None:
-        if not file.is_file():
-            raise UserError(f"{file} is not a file")
-        with file.open("rb") as lines:
-            yield lines
+    from manyheads.data.files import STDIN, raw_lines
+
+    if file is not None and file != STDIN:
+        yield raw_lines(file)
         return
     if sys.stdin is None:
         raise UserError("standard input is closed: name a FILE, or pipe lines into the command")

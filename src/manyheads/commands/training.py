@@ -111,6 +111,10 @@ def train(
     print_config: Annotated[
         bool, option("Print all settings as a recipe; stop", "--print-config")
     ] = False,
+    exportable_to: Annotated[
+        str | None,
+        option("Refuse a model that huggingface, ... cannot hold", metavar="FORMAT"),
+    ] = None,
     seed: options.Seed = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
@@ -129,7 +133,7 @@ def train(
       train.precision, ... : manyheads settings RECIPE train
       model=PRESET trains a published model: transformer-base, bert-base, gpt2, ...
       init=FOLDER starts from pretrained weights: a run or an imported model.
-      Metrics go to metrics.jsonl (and TensorBoard, if installed) in the run folder.
+      Metrics go to metrics.jsonl; train.log_to=tensorboard sends them on.
       The weights of the best validation loss are kept (train.checkpoint).
       train.patience=N stops early, after N validations without a better loss.
 
@@ -140,6 +144,10 @@ def train(
         raise UserError(f"train needs a recipe: {command_name()} train phrasebook")
     with _processes() as world:
         run = _recipe(recipe, overrides, seed)
+        if exportable_to is not None:
+            from manyheads.commands.exchange import check_exportable
+
+            check_exportable(run, exportable_to)
         if print_config:
             if world.is_main:
                 write(commented_toml(run))
@@ -236,6 +244,10 @@ def compare(
         list[str] | None,
         option("A setting and its values (repeatable: all combinations)", metavar="KEY=A,B,..."),
     ] = None,
+    match: Annotated[
+        str | None,
+        option("Equal parameters, flops or time for all, as the first has", metavar="NAME"),
+    ] = None,
     out: options.Out = Path("runs/compare"),
     split: options.Split = "valid",
     seed: options.Seed = None,
@@ -248,11 +260,16 @@ def compare(
     Examples
       $ manyheads compare phrasebook --sweep model.position=learned,rotary
       $ manyheads compare phrasebook train.steps=300 --sweep seed=1,2,3
+      $ manyheads compare phrasebook --sweep model=seq2seq,rnn --match parameters
+
+    --match parameters changes model.dim of all runs but the first; flops and time
+    change train.steps.
     """
     from rich.console import Console
 
     from manyheads.commands.plan import measure, report_time
     from manyheads.lab.compare import compare_runs, table_of
+    from manyheads.lab.match import check_match, matched, unequal
     from manyheads.loading import refuse_unscored
 
     refuse_torchrun("compare")
@@ -265,16 +282,26 @@ def compare(
         refuse_unscored(run, name)
         if run.data is not None:
             run.data.read(split)  # a missing split is refused before anything is trained
+    check_match(match, plans)
+    if match is not None:
+        plans, lines = matched(plans, match, lambda run: measure(run, chosen).seconds)
+        say("\n".join([f"equal {match}:", *lines]))
     plan = measure(next(iter(plans.values())), chosen)
     seconds = sum(map(plan.seconds_of, plans.values()))
     say(f"{len(plans)} runs, about {report_time(seconds)} without validation")
+    if match is None and (note := unequal(plans)):
+        say(note)
     rows = compare_runs(plans, out, split, chosen, lambda run, folder: _train(run, folder, chosen))
+    if match is not None:
+        for row, run in zip(rows, plans.values(), strict=True):
+            row |= {"dim": run.model.dim, "steps": run.train.steps}
     if as_json:
-        print_json({"runs": rows, "split": split})
+        print_json({"runs": rows, "split": split} | ({"match": match} if match else {}))
     else:
         seeds = sorted({run.seed for run in plans.values()})
         # Wide enough that no number is cut: a pipe has 80 columns, a terminal may wrap.
-        table = table_of(rows, f"{split}, seed {', '.join(map(str, seeds))}")
+        equal = f", equal {match}" if match else ""
+        table = table_of(rows, f"{split}, seed {', '.join(map(str, seeds))}{equal}")
         Console(width=max(140, Console().width)).print(table)
 
 

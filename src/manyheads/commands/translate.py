@@ -1,7 +1,10 @@
 """The command that translates or summarizes lines: translate, also called summarize."""
 
 from dataclasses import replace
-from typing import Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from manyheads.commands import options
 from manyheads.commands.options import option
@@ -16,14 +19,27 @@ from manyheads.commands.shared import (
 )
 from manyheads.errors import UserError
 
+if TYPE_CHECKING:
+    from manyheads.decode.translate import Annotate, BaseTranslator
+
 
 def translate(
+    context: typer.Context,
     run: options.RunFolder,
     words: options.InputAndDecode = None,
     beam: options.Beam = None,
     n_best: Annotated[
         int, option("Print the N best of each line: number ||| text ||| score", panel="Search")
     ] = 1,
+    alignment: Annotated[
+        bool, option("Add word links: text ||| source-target ...", "--alignment", panel="Output")
+    ] = False,
+    scores: Annotated[
+        bool,
+        option(
+            "Add log P of each token and the end: text ||| -0.1 ...", "--scores", panel="Output"
+        ),
+    ] = False,
     others: options.Ensemble = None,
     sample: Annotated[
         bool, option("Sample in place of searching", "--sample", panel="Sampling")
@@ -46,13 +62,14 @@ def translate(
       $ manyheads translate runs/demo in.txt --beam 8 decode.length_penalty=0.8
       $ echo "The dog sleeps." | manyheads translate runs/demo --n-best 3
       $ manyheads translate runs/a in.txt --ensemble runs/b
+      $ manyheads translate runs/demo in.txt --alignment --scores
 
     A summarization run gives one summary for each line: a document is one line,
     with ⏎ in place of its line ends. A line that is too long is translated in parts.
     """
     from manyheads.config import override_all
     from manyheads.decode.sample import Sample
-    from manyheads.decode.translate import translate_lines
+    from manyheads.decode.translate import LineFormat, translate_lines
     from manyheads.tasks.summaries import truncate_lines
 
     file, settings = split_words(words, "decode.")
@@ -60,7 +77,8 @@ def translate(
         raise UserError("--temperature, --top-k, --top-p and --seed need --sample: add it")
     if n_best < 1:
         raise UserError(f"--n-best {n_best} must be at least 1")
-    for name, is_set in (("--n-best", n_best > 1), ("--beam", beam is not None)):
+    chosen = (("--n-best", n_best > 1), ("--alignment", alignment), ("--scores", scores))
+    for name, is_set in (*chosen, ("--beam", beam is not None)):
         if sample and is_set:
             raise UserError(f"{name} works only with beam search: leave out --sample")
     loaded = open_model(
@@ -70,17 +88,39 @@ def translate(
         others=others or (),
         only_torch="sampling with a seed" if sample else "such n-best lists" if n_best > 1 else "",
     )
+    is_translator = loaded.run.task == "translation" and loaded.run.data is not None
+    if context.info_name == "summarize" and is_translator:
+        raise UserError(f"{run} was trained to translate: use manyheads translate")
     width = [] if beam is None else [f"decode.beam={beam}"]
     loaded = replace(loaded, run=override_all(loaded.run, [*settings, *width]))
     translator = loaded.translator(beam=max(loaded.run.decode.beam, n_best))
+    form = LineFormat(n_best, alignment, scores, _annotator(translator, alignment, scores))
     sampling = Sample(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     with input_lines(file) as lines:
         if loaded.run.task == "summaries":
             lines = truncate_lines(translator, lines, say)
         for line in translate_lines(
-            *(translator, lines, n_best),
+            *(translator, lines, form),
             sample=sampling if sample else None,
             warn=say,
             at_once=1 if is_interactive(file) else None,
         ):
             write(line + "\n")
+
+
+def _annotator(translator: "BaseTranslator", alignment: bool, scores: bool) -> "Annotate | None":
+    """Computes --alignment and --scores with the PyTorch model, whichever engine translates."""
+    from manyheads.evaluate.alignment import annotate
+    from manyheads.models.capture import has_cross_attention
+
+    if not (alignment or scores):
+        return None
+    scorer = translator.in_torch()
+    if scorer is None:
+        raise UserError(
+            "--alignment and --scores need one PyTorch model: leave out --ensemble and --dtype "
+            "int8, or use the run that an export came from"
+        )
+    if alignment and not has_cross_attention(scorer.model):
+        raise UserError("--alignment needs cross-attention, which this model lacks: leave it out")
+    return partial(annotate, scorer, alignment=alignment)

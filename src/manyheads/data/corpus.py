@@ -1,25 +1,18 @@
-"""Files of a data set: their lines and rows, the files of each split, and held-out rows."""
+"""The splits of a data set: the files of each, and held-out rows."""
 
-import csv
-import difflib
-import gzip
-import json
 import random
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from manyheads.config import Between, nearest
-from manyheads.errors import DataError, UserError
-
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+from manyheads.data.files import TABLES, is_here
+from manyheads.errors import UserError
 
 # File names of each split, in order of preference.
-STEMS = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
-TABLES = (".tsv", ".csv", ".jsonl")
+STEMS = {"train": ("train",), "valid": ("valid", "val", "dev", "validation"), "test": ("test",)}
 
 ValidFraction = Annotated[
     float,
@@ -28,6 +21,20 @@ ValidFraction = Annotated[
 ]
 Files = TypeVar("Files")
 Part = TypeVar("Part")
+
+
+class SplitItems:
+    """The data of one split, as items that no other split should have."""
+
+    unit: ClassVar[str]  # their name in messages
+
+    def items(self) -> Iterable[Hashable]:
+        raise NotImplementedError
+
+    def leaks(self, train: Any) -> list[bool]:
+        """Whether training also has it, for each item."""
+        leaked = set(self.items()).intersection(train.items())
+        return [item in leaked for item in self.items()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +95,29 @@ class TableData(SplitData[Path]):
     test: Annotated[str, "Test file"] = ""
 
     def _find(self, split: str) -> Path | None:
-        folder = check_folder(self.folder, "data.train")
-        if name := getattr(self, split):
-            return folder / name
-        paths = [folder / f"{stem}{suffix}" for stem in STEMS[split] for suffix in TABLES]
-        return next((path for path in paths if self.folder and is_here(path)), None)
+        return find_table(self.folder, getattr(self, split), split)
+
+
+def find_table(folder: str, name: str, split: str) -> Path | None:
+    """The table of a split: the file that a setting names, or train.tsv etc. in `folder`."""
+    parent = check_folder(folder, "data.train")
+    if name:
+        return parent / name
+    paths = [parent / f"{stem}{suffix}" for stem in STEMS[split] for suffix in TABLES]
+    return next((path for path in paths if folder and is_here(path)), None)
+
+
+def report_leaks(data: Any, train: SplitItems, valid: SplitItems) -> list[str]:
+    """A line for each split with items that also occur in training."""
+    parts, notes = {"valid": valid}, []
+    with suppress(UserError):  # a damaged test set does not stop a training
+        parts |= {"test": data.read("test")} if "test" in data.splits() else {}
+    for split, part in parts.items():
+        leaks = part.leaks(train)
+        if any(leaks):
+            count = f"{sum(leaks):,} of {len(leaks):,} {part.unit}"
+            notes.append(f"{count} of '{split}' also occur in training")
+    return notes
 
 
 def check_split(split: str, known: Iterable[str]) -> None:
@@ -126,176 +151,3 @@ def select_rows(part: Part, rows: Sequence[int]) -> Part:
     lists = {name: value for name, value in vars(part).items() if isinstance(value, list)}
     selected: dict[str, Any] = {name: [x[row] for row in rows] for name, x in lists.items()}
     return replace(part, **selected)  # type: ignore[type-var]
-
-
-def is_here(path: Path) -> bool:
-    return path.is_file() or path.with_name(path.name + ".gz").is_file()
-
-
-def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 text, plain or gzip by its name; `NAME` also finds `NAME.gz`."""
-    path = _find_file(path)
-    content = read_bytes(path)
-    mark = len(BYTE_ORDER_MARK) if content.startswith(BYTE_ORDER_MARK) else 0
-    if len(content) == mark:
-        raise DataError(f"{path}: the file is empty; replace or remove it")
-    try:
-        text = content[mark:].decode("utf-8")
-    except UnicodeDecodeError as error:
-        offset = mark + error.start
-        line = content.count(b"\n", 0, offset) + 1
-        raise DataError(
-            f"{path}: line {line} is not UTF-8 (0x{content[offset]:02x} at byte {offset} of the "
-            "text); convert the file, for example with iconv -t UTF-8"
-        ) from error
-    # Not splitlines: it also splits at form feeds and U+2028, which would shift the rows of a pair.
-    lines = text.removesuffix("\n").split("\n")
-    return [line.removesuffix("\r") for line in lines]
-
-
-def read_bytes(path: Path) -> bytes:
-    """The content of a file, unpacked if its name ends in .gz."""
-    try:
-        content = path.read_bytes()
-        if path.suffix != ".gz":
-            return content
-        if not content:
-            raise EOFError
-        return gzip.decompress(content)
-    except (gzip.BadGzipFile, EOFError, zlib.error):
-        raise DataError(f"{path}: not a complete gzip file; copy it again, or rename it") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}); check the path") from None
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of a table: its values by column, and its file and line."""
-
-    values: dict[str, Any]
-    file: Path
-    line: int
-    problem: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
-
-    def text(self, column: str, setting: str) -> str:
-        """A value as text; `setting` names the column in `data`."""
-        if self.problem:
-            raise DataError(f"{self}: {self.problem}: fix the row, or remove it")
-        if column not in self.values:
-            close = difflib.get_close_matches(column, self.values, n=1)
-            fix = f"set data.{setting}={close[0] if close else 'COLUMN'}, or check the file"
-            if len(self.values) == 1:
-                fix = "put tabs between the columns, or name a table with commas .csv"
-            names = join_names(list(self.values))
-            raise DataError(f"{self}: no column '{column}' among {names}: {fix}")
-        value = self.values[column]
-        if isinstance(value, list | dict | None):
-            raise DataError(f"{self}: '{column}' is not a text: fix the row")
-        text = str(value).strip()
-        if not text:
-            raise DataError(f"{self}: '{column}' is empty: fix the row, or remove it")
-        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-            raise DataError(f"{self}: '{column}' contains a lone surrogate (\\ud…): fix it")
-        return text
-
-
-def read_rows(path: Path, *, has_header: bool = True) -> Iterator[Row]:
-    """The rows of a table: JSON lines, CSV, or columns between tabs, by the ending of its name.
-
-    A file with another ending is JSON lines if it begins with `{`, otherwise columns between tabs.
-    The keys of JSON objects, or the first row of other tables, are the names of the columns;
-    without a header columns are numbered from 1. A row with too few cells ends in empty ones.
-    Between tabs a quote is a character.
-    """
-    lines = read_lines(path)
-    suffix = Path(path.name.removesuffix(".gz")).suffix
-    is_object = lines[0].startswith("{") and suffix not in (".tsv", ".csv")
-    if is_object or suffix in (".json", ".jsonl"):
-        for number, line in enumerate(lines, start=1):
-            yield Row(_parse_json(line, f"{path}:{number}"), path, number)
-        return
-    names: list[str] = []
-    for number, cells in _read_csv(path, lines) if suffix == ".csv" else _split_tabs(lines):
-        if not names:
-            names = cells if has_header else [str(n) for n in range(1, len(cells) + 1)]
-            if has_header:
-                continue
-        values = dict(zip_longest(names, cells[: len(names)], fillvalue=""))
-        # A tab in a text shifts the columns after it.
-        problem = f"{len(cells)} columns where the first row has {len(names)}"
-        yield Row(values, path, number, problem if any(cells[len(names) :]) else "")
-
-
-def _split_tabs(lines: list[str]) -> Iterator[tuple[int, list[str]]]:
-    for number, line in enumerate(lines, start=1):
-        yield number, [cell.strip() for cell in line.split("\t")]
-
-
-def _read_csv(path: Path, lines: list[str]) -> Iterator[tuple[int, list[str]]]:
-    """The cells of each row, and the number of its last line: quoted cells may have line ends."""
-    reader = csv.reader(f"{line}\n" for line in lines)
-    try:
-        for cells in reader:
-            yield reader.line_num, [cell.strip() for cell in cells]
-    except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: not CSV ({error}); fix the row") from None
-
-
-def _parse_json(line: str, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        reason = f"{str(error).partition(': line')[0]}, at character {getattr(error, 'colno', 1)}"
-        raise DataError(f"{where}: not JSON ({reason}); write one object per line") from None
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: not a JSON object; write one per line")
-    return row
-
-
-def read_pairs(source: Path, target: Path, skip_empty: bool) -> tuple[list[str], list[str], int]:
-    """Two files whose lines translate each other, and how many pairs were skipped.
-
-    A pair with an empty line is skipped or refused.
-    """
-    source_lines, target_lines = read_lines(source), read_lines(target)
-    if len(source_lines) != len(target_lines):
-        raise DataError(
-            f"{source} has {len(source_lines)} lines but {target} has {len(target_lines)}; "
-            "line n of one must translate line n of the other"
-        )
-    pairs: list[tuple[str, str]] = []
-    for row, pair in enumerate(zip(source_lines, target_lines, strict=True), start=1):
-        if all(line.strip() for line in pair):
-            pairs.append(pair)
-        elif not skip_empty:
-            path = target if pair[0].strip() else source
-            raise DataError(f"{path}:{row}: empty line; fix it, or set data.empty_lines=skip")
-    if not pairs:
-        raise DataError(f"{source} and {target}: every pair has an empty line; check the files")
-    skipped = len(source_lines) - len(pairs)
-    return [source for source, _ in pairs], [target for _, target in pairs], skipped
-
-
-def join_names(names: Sequence[str], limit: int = 10) -> str:
-    """Names in parentheses for an error message: not too many, none too long."""
-    short = [name if len(name) <= 30 else f"{name[:29]}…" for name in names[:limit]]
-    return f"({', '.join(short)}{', …' if len(names) > limit else ''})"
-
-
-def _find_file(path: Path) -> Path:
-    """The path, or its `.gz`; a missing file is a UserError with similar names."""
-    zipped = path.with_name(path.name + ".gz") if path.name else path
-    for candidate in (path, zipped):
-        if candidate.exists() and not candidate.is_dir():
-            return candidate
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; give a file in it")
-    if not path.parent.is_dir():
-        raise UserError(f"no folder {path.parent}; check the path")
-    names = [entry.name.removesuffix(".gz") for entry in path.parent.iterdir()]
-    similar = difflib.get_close_matches(path.name, names)
-    did_you_mean = f" (did you mean {', '.join(similar)}?)" if similar else ""
-    raise UserError(f"no file {path}{did_you_mean}; check the path")

@@ -1,7 +1,7 @@
 """Labelled images: folders of classes, idx files (as MNIST), arrays in a `.npz`."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
@@ -17,17 +17,8 @@ from torch.nn import functional as F
 from manyheads.config import Between, Count
 from manyheads.data.augmentation import Augment, Mixing
 from manyheads.data.batching import digest_of
-from manyheads.data.corpus import (
-    STEMS,
-    SplitData,
-    check_folder,
-    check_split,
-    hold_out,
-    is_here,
-    join_names,
-    read_bytes,
-    read_lines,
-)
+from manyheads.data.corpus import STEMS, SplitData, SplitItems, check_folder, check_split, hold_out
+from manyheads.data.files import is_here, join_names, read_bytes, read_lines
 from manyheads.errors import DataError, UserError, import_optional
 
 Pixels = UInt8[np.ndarray, "_n _channels _height _width"]  # images may differ in size
@@ -42,13 +33,17 @@ LUMA = (19595, 38470, 7471)  # 0.299 red, 0.587 green and 0.114 blue, in units o
 
 
 @dataclass(frozen=True, eq=False)
-class ImageSet:
+class ImageSet(SplitItems):
     """The images of one split with their class indices."""
 
     pixels: UInt8[np.ndarray, "n channels height width"]
     labels: Int[np.ndarray, " n"]
     classes: list[str]
     notes: tuple[str, ...] = ()
+    unit: ClassVar[str] = "images"
+
+    def items(self) -> Iterable[bytes]:
+        return (image.tobytes() for image in self.pixels)
 
     def digest(self) -> str:
         """A hash of images, labels and classes."""

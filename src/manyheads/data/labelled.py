@@ -1,7 +1,7 @@
 """Labelled texts and pairs of texts: the nine tasks of GLUE, and tables of your own."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -9,21 +9,15 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from jaxtyping import Int
 
-from manyheads.data.corpus import (
-    TableData,
-    check_folder,
-    hold_out,
-    join_names,
-    read_rows,
-    select_rows,
-)
+from manyheads.data.corpus import SplitItems, TableData, check_folder, hold_out, select_rows
+from manyheads.data.files import join_names, read_columns
 from manyheads.errors import DataError, UserError
 
 Text = str | tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Labelled:
+class Labelled(SplitItems):
     """Texts, or pairs of texts, of one split with their labels, or numbers for a regression.
 
     `name` is the file, and `lines` are the line numbers of the rows in it, from 1.
@@ -34,6 +28,10 @@ class Labelled:
     lines: list[int]
     name: str
     notes: tuple[str, ...] = ()
+    unit: ClassVar[str] = "texts"
+
+    def items(self) -> list[Text]:
+        return self.texts
 
     def part(self, split: str, valid_fraction: float) -> "Labelled":
         """The rows for training or validation; every label of validation occurs in training."""
@@ -197,27 +195,38 @@ class LabelledData(TableData):
             return f"the test labels of {self._glue.folder} are not public: use --split valid"
         return super()._missing(split)
 
+    def read_texts(self, path: Path) -> Iterator[str]:
+        """The texts of a table without labels, a tab between those of a pair."""
+        columns = {name: self._settings[name] for name in self._settings if name != "label"}
+        for _, texts in read_columns(path, columns, has_header=self._has_header):
+            yield "\t".join(text.replace("\t", " ") for text in texts or ())
+
+    @property
+    def _settings(self) -> dict[str, str]:
+        """The column that each setting names."""
+        return dict(zip(("label", "text", "pair"), self.columns, strict=False))
+
+    @property
+    def _has_header(self) -> bool:
+        return not all(name.isdecimal() for name in self.columns)
+
     def _read(self, path: Path) -> Labelled:
         skip = "skip" in (self.broken_rows, self._glue and self._glue.broken_rows)
-        has_header = not all(name.isdecimal() for name in self.columns)
+        rows = read_columns(
+            path, self._settings, has_header=self._has_header, skip="broken_rows", on=skip
+        )
         texts: list[Text] = []
         labels: list[str] = []
         lines: list[int] = []
         skipped = 0
-        for row in read_rows(path, has_header=has_header):
-            try:
-                settings = zip(self.columns, ("label", "text", "pair"), strict=False)
-                label, first, *second = [row.text(*column) for column in settings]
-            except DataError as error:
-                if not {*self.columns} <= {*row.values}:
-                    raise
-                if not skip:
-                    raise DataError(f"{error}, or set data.broken_rows=skip") from None
+        for line, row in rows:
+            if row is None:
                 skipped += 1
                 continue
+            label, first, *second = row
             texts.append((first, second[0]) if second else first)
             labels.append(label)
-            lines.append(row.line)
+            lines.append(line)
         if not texts:
             raise DataError(f"{path}: no row with text and label; give a file with labelled rows")
         without = f", without {skipped:,} broken ones" if skipped else ""

@@ -2,7 +2,7 @@
 
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Int
 
 from manyheads.data.batching import digest_of
-from manyheads.data.corpus import SplitData, check_folder, read_lines
+from manyheads.data.corpus import SplitData, SplitItems, check_folder
+from manyheads.data.files import PACKED, is_table, plain_name, read_columns, read_lines
 from manyheads.errors import DataError, UserError
 from manyheads.tokenizer.tokenizer import Tokenizer
 
@@ -27,23 +28,32 @@ NOT_TEXT = (".md", ".json", ".toml")
 # Characters of a running text that the tokenizer gets as one string, and in one call: the
 # library keeps several hundred bytes of each token until the call returns.
 BLOCK = 1 << 17
+LONG_LINE = 50  # characters
 CALL = 1 << 21
 
 REST_OF_WORD = re.compile(r"\A(\w|['’]\w)*")
 
 
 @dataclass(frozen=True)
-class Texts:
+class Texts(SplitItems):
     """The documents of one split, each a list of sentences, or of one running text.
 
     If a line is a sentence, its end is predicted too: it counts as one character, one byte
-    (its line end) and one word. `name` is for messages.
+    (its line end) and one word. `name` is for messages. Documents `from_rows` of a table are
+    held out as a unit.
     """
 
     documents: list[list[str]]
     lines: Lines
     notes: tuple[str, ...] = ()
     name: str = "the text"
+    from_rows: bool = False
+    unit: ClassVar[str] = "long lines"
+
+    def items(self) -> Iterable[Hashable]:
+        """Lines that two texts hardly share by chance."""
+        lines = (line for text in self._sentences() for line in text.splitlines())
+        return (line.strip() for line in lines if len(line) >= LONG_LINE)
 
     @property
     def characters(self) -> int:
@@ -71,7 +81,7 @@ class Texts:
         Documents are divided, a single one by sentences, and running text by characters.
         """
         documents = self.documents
-        if self.lines == "text":
+        if self.lines == "text" and (len(documents) == 1 or not self.from_rows):
             parts = _cut_text(documents, valid_fraction)
         elif len(documents) > 1:
             first = _first_part(len(documents), valid_fraction)
@@ -120,15 +130,19 @@ class TextData(SplitData[list[Path]]):
 
     With lines=text each file is one document, line ends included (the last line always gets
     one). With lines=sentences a line is a sentence, without the spaces around it, and an empty
-    line ends a document.
+    line ends a document. In a table (.tsv, .csv, .jsonl, .parquet) each row is a document.
 
     A word in the name of a file decides its split: corpus.valid.txt, wiki-test.raw.gz. Held out
     for validation are the last characters, or the last documents (of one document, sentences).
     """
 
-    file: Annotated[str, "One text file, in `folder` if that is set"] = ""
+    file: Annotated[str, "One file, in `folder` if that is set"] = ""
+    valid: Annotated[str, "Validation file"] = ""
+    test: Annotated[str, "Test file"] = ""
+    text: Annotated[str, "Column of the text in a table"] = "text"
     lines: Annotated[Lines, "Whether files are running text or one sentence per line"] = "text"
     kind: ClassVar[str] = "text"
+    RENAMED: ClassVar[dict[str, str]] = {**SplitData.RENAMED, "train": "file"}
     REMOVED: ClassVar[dict[str, tuple[Any, ...]]] = {"short": ("refuse", "skip")}
 
     def read(self, split: str) -> Texts:
@@ -141,34 +155,35 @@ class TextData(SplitData[list[Path]]):
     def _read(self, paths: list[Path]) -> Texts:
         documents = [document for path in paths for document in self._documents(path)]
         name = str(paths[0]) if len(paths) == 1 else f"{self.folder} ({len(paths)} files)"
-        return Texts(documents, self.lines, name=name)
+        from_rows = any(map(is_table, paths))
+        return Texts(documents, self.lines, name=name, from_rows=from_rows)
 
     def _find(self, split: str) -> list[Path] | None:
         return self._files()[split] or None
 
     def _missing(self, split: str) -> str:
         if split == "test":
-            return (
-                "there is no split 'test': add NAME.test.txt to data.folder, or use --split valid"
-            )
+            return "there is no split 'test': set data.test=FILE, or use --split valid"
         names = ", ".join(path.name for path in chain(*self._files().values()))
         return f"data.folder={self.folder} has no training text, only {names}: set data.file=NAME"
 
     def _files(self) -> dict[str, list[Path]]:
         """The files of each split, by name."""
-        files: dict[str, list[Path]] = {"train": [], "valid": [], "test": []}
         folder = check_folder(self.folder, "data.file")
-        if not self.folder and not self.file:
+        named = {"train": self.file, "valid": self.valid, "test": self.test}
+        files = {split: [folder / name] if name else [] for split, name in named.items()}
+        if not self.folder and not any(named.values()):
             raise UserError("data.folder or data.file is needed, e.g. data.folder=corpus")
-        if self.file:
-            return {**files, "train": [folder / self.file]}
+        if self.file or not self.folder:
+            return files
         names = {path.name for path in folder.iterdir() if path.is_file()}
         for name in sorted(names):
-            is_copy = name.endswith(".gz") and name.removesuffix(".gz") in names
+            is_copy = name.endswith(PACKED) and plain_name(name) in names
             if not is_copy and not name.startswith(".") and not name.endswith(NOT_TEXT):
                 words = set(re.split(r"[._-]", name.lower()))
                 splits = [split for split, known in SPLIT_WORDS.items() if words & known]
-                files[splits[0] if splits else "train"].append(folder / name)
+                split = splits[0] if splits else "train"
+                files[split] += [] if named[split] else [folder / name]
         if not any(files.values()):
             raise UserError(
                 f"data.folder={self.folder} has no text file (subfolders are not read): add one"
@@ -176,9 +191,17 @@ class TextData(SplitData[list[Path]]):
         return files
 
     def _documents(self, path: Path) -> list[list[str]]:
-        lines = read_lines(path)
-        if not any(line.strip() for line in lines):
+        if is_table(path):
+            rows = (row for _, row in read_columns(path, {"text": self.text}) if row)
+            documents = [document for [text] in rows for document in self._split(text.split("\n"))]
+        else:
+            documents = self._split(read_lines(path))
+        if not any(text.strip() for document in documents for text in document):
             raise DataError(f"{path}: every line is empty; replace or remove the file")
+        return documents
+
+    def _split(self, lines: list[str]) -> list[list[str]]:
+        """The documents in some lines."""
         if self.lines == "text":
             return [["\n".join([*lines, ""])]]
         groups = groupby((line.strip() for line in lines), bool)

@@ -1,24 +1,20 @@
 """Pieces of music as running text: folders and archives of MIDI files, and chorales in JSON."""
 
 import json
+import re
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from manyheads.config import Between, Positive
-from manyheads.data.corpus import (
-    STEMS,
-    SplitData,
-    check_folder,
-    hold_out,
-    is_here,
-    read_bytes,
-    read_lines,
-)
+from manyheads.data.corpus import STEMS, SplitData, check_folder, hold_out
 from manyheads.data.events import REST, ChoraleGrid, Encoding, PerformanceEvents, encode_grid
+from manyheads.data.files import is_here, read_bytes, read_lines
 from manyheads.data.language import Texts
 from manyheads.data.midi import PITCHES, SUFFIXES
 from manyheads.errors import DataError, UserError
@@ -27,6 +23,50 @@ ARCHIVES = (".tar.gz", ".tgz", ".tar")
 SILENCE = -1  # in files of chorales
 FOUR_VOICES = "use chorales with separate voices, such as Jsb16thSeparated.json"
 LINE = 64  # words
+PITCH = re.compile(r"(?:on|p)(\d+)")
+PHRASE = 6  # intervals
+SKETCH = 512  # phrases that represent a piece
+SAME = 0.02
+FEWEST_SHARED = 10  # phrases, or all of a short piece
+
+
+def phrases(words: Sequence[str]) -> set[int]:
+    """Hashes of the runs of PHRASE intervals in a piece, at most SKETCH of them.
+
+    Transposition and tempo do not change them. A grid of voices is one phrase: held notes repeat.
+    """
+    pitches = [int(match[1]) for match in map(PITCH.fullmatch, words) if match]
+    intervals = bytes((after - before) % 256 for before, after in pairwise(pitches))
+    if len(intervals) < PHRASE or words[0].startswith("p"):
+        return {zlib.crc32(" ".join(words).encode())}
+    runs = (intervals[start : start + PHRASE] for start in range(len(intervals) - PHRASE + 1))
+    return set(sorted(set(map(zlib.crc32, runs)))[:SKETCH])
+
+
+def group_pieces(files: Iterable[Sequence[str]]) -> list[int]:
+    """The piece of each file, as the number of its first file.
+
+    Files are one piece if their phrases overlap by a Jaccard index of SAME or more. In 61 piano
+    performances of 18 pieces it is at least 0.036 for one piece, and at most 0.0075 for two.
+    """
+    index: dict[int, list[int]] = {}  # the files with a phrase
+    pieces: list[int] = []
+    sizes: list[int] = []
+    for number, words in enumerate(files):
+        found = phrases(words)
+        shared = Counter(chain.from_iterable(index.get(phrase, ()) for phrase in found))
+        same = {
+            pieces[other]
+            for other, count in shared.items()
+            if count >= min(FEWEST_SHARED, len(found), sizes[other])
+            and count >= SAME * (len(found) + sizes[other] - count)
+        }
+        first = min(same, default=number)
+        pieces = [*(first if piece in same else piece for piece in pieces), first]
+        sizes.append(len(found))
+        for phrase in found:
+            index.setdefault(phrase, []).append(number)
+    return pieces
 
 
 @dataclass(frozen=True)
@@ -39,6 +79,14 @@ class Music(Texts):
 
     vocabulary: tuple[str, ...] = ()
     closing: int = 0
+    unit: ClassVar[str] = "pieces"
+
+    def leaks(self, train: Any) -> list[bool]:
+        """Whether training has a file of the same piece, for each piece."""
+        known = train.pieces_of_words
+        pieces = group_pieces([*known, *self.pieces_of_words])
+        in_training = {*pieces[: len(known)]}
+        return [piece in in_training for piece in pieces[len(known) :]]
 
     def strings(self) -> list[str]:
         """Every word of the encoding once, also words that do not occur."""
@@ -56,7 +104,8 @@ class MusicData(SplitData[Path]):
     """Music of your own.
 
     `folder` holds train, valid and test, each a folder of MIDI files or an archive of them
-    (train.tar.gz); or MIDI files in any subfolders, all of them for training. For chorales `file`
+    (train.tar.gz); or MIDI files in any subfolders, all of them for training, of which pieces are
+    held out: performances of one piece stay together. For chorales `file`
     may be a JSON file instead (in `folder`, if set) with a list of pieces for each split: a piece
     is a list of sixteenths, each four pitches from soprano to bass, −1 for silence.
     """
@@ -97,7 +146,7 @@ class MusicData(SplitData[Path]):
         note = f"{name}: {len(documents) - 1:,} pieces, {events:,} events"
         vocabulary = tuple(self.encoding.vocabulary())
         closing = len(self.encoding.closing)
-        return Music(documents, "text", (note,), name, vocabulary, closing)
+        return Music(documents, "text", (note,), name, vocabulary=vocabulary, closing=closing)
 
     def _encode(self, path: Path, split: str, is_held_out: bool) -> Iterator[list[str]]:
         """The words of each MIDI file of a split, in training at each tempo."""
@@ -105,8 +154,11 @@ class MusicData(SplitData[Path]):
         if not files:
             raise DataError(f"{path} has no MIDI file ({' or '.join(SUFFIXES)}): add some")
         if is_held_out:
-            rows = hold_out(len(files), self.valid_fraction, seed=0)[split == "valid"]
-            files = [files[row] for row in rows]
+            pieces = group_pieces(self.encoding.words(content, name) for name, content in files)
+            unique = sorted({*pieces})
+            rows = hold_out(len(unique), self.valid_fraction, seed=0)[split == "valid"]
+            chosen = {unique[row] for row in rows}
+            files = [file for file, piece in zip(files, pieces, strict=True) if piece in chosen]
         for name, content in files:
             for tempo in (1.0, *self.tempi) if split == "train" else (1.0,):
                 yield self.encoding.words(content, name, tempo)
@@ -156,8 +208,9 @@ def _read_archive(path: Path) -> list[tuple[str, bytes]]:
 
 def _read_chorales(path: Path, split: str) -> Iterator[list[str]]:
     """The words of each chorale of a JSON file."""
+    text = "\n".join(read_lines(path))
     try:
-        table: Any = json.loads("\n".join(read_lines(path)))
+        table: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 1)
         raise DataError(f"{path}:{line}: not valid JSON ({error})") from None

@@ -9,7 +9,8 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from manyheads.data.corpus import Row, TableData, ValidFraction, read_rows
+from manyheads.data.corpus import TableData, ValidFraction
+from manyheads.data.files import Row, read_rows
 from manyheads.data.translation import Corpus
 
 LINE_END = "⏎"

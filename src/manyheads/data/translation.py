@@ -1,6 +1,6 @@
 """Parallel text as padded batches: sources, decoder inputs, labels and their masks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -16,13 +16,14 @@ from manyheads.data.batching import Ragged, Rows, TooLong, digest_of, fit_length
 from manyheads.data.corpus import (
     STEMS,
     SplitData,
+    SplitItems,
     ValidFraction,
     check_folder,
+    find_table,
     hold_out,
-    is_here,
-    read_pairs,
     select_rows,
 )
+from manyheads.data.files import is_here, plain_name, read_columns, read_parallel
 from manyheads.errors import DataError, UserError
 from manyheads.phrasebook import Pair, sentences
 from manyheads.tokenizer.bpe_dropout import BpeDropout
@@ -30,7 +31,7 @@ from manyheads.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Corpus:
+class Corpus(SplitItems):
     """Sentence pairs of one split, with gold word alignments where known.
 
     `rows` are the row numbers in the files, from 0, if the split has only some of them.
@@ -44,11 +45,15 @@ class Corpus:
     name: str = "the corpus"  # in messages
     rows: list[int] | None = None
     references: list[list[str]] | None = None
+    unit: ClassVar[str] = "pairs"
+
+    def items(self) -> Iterable[tuple[str, str]]:
+        return zip(self.sources, self.targets, strict=True)
 
     def part(self, split: str, valid_fraction: float) -> "Corpus":
         """The pairs for training, or those held out for validation."""
         rows = hold_out(len(self.sources), valid_fraction, seed=0)[split == "valid"]
-        which = "what is held out" if split == "valid" else "without what is held out"
+        which = "held-out pairs" if split == "valid" else "without held-out pairs"
         return replace(select_rows(self, rows), name=f"{self.name} ({which})", rows=rows)
 
 
@@ -76,11 +81,12 @@ class PhrasebookData:
 
 @dataclass(frozen=True, kw_only=True)
 class FilesData(SplitData[tuple[Path, Path]]):
-    """Two files of your own, one sentence per line.
+    """Two files of your own, one sentence per line, or a table with a column for each side.
 
     `source` and `target` are files (in `folder`, if set) or the endings of files with the same
     stem: with folder=corpus source=en target=de, training reads corpus/train.en and
     corpus/train.de; validation and test read valid.* and test.* (or the first test…) there.
+    Without them, `train`, `valid` and `test` are tables, or train.tsv etc. in `folder`.
     """
 
     source: Annotated[str, "Source file, or its ending in `folder`, e.g. en"] = ""
@@ -89,23 +95,62 @@ class FilesData(SplitData[tuple[Path, Path]]):
     valid_target: Annotated[str, "Target file for validation"] = ""
     test_source: Annotated[str, "Source file for testing"] = ""
     test_target: Annotated[str, "Target file for testing"] = ""
+    train: Annotated[str, "Training table, in place of two files"] = ""
+    valid: Annotated[str, "Validation table"] = ""
+    test: Annotated[str, "Test table"] = ""
+    source_column: Annotated[str, "Column of the source in a table, e.g. en"] = "source"
+    target_column: Annotated[str, "Column of the target in a table, e.g. de"] = "target"
     valid_fraction: ValidFraction = 0.02
-    empty_lines: Annotated[Literal["refuse", "skip"], "Pairs with an empty line"] = "refuse"
+    empty_lines: Annotated[Literal["refuse", "skip"], "Pairs with an empty side"] = "refuse"
     kind: ClassVar[str] = "files"
+
+    def __post_init__(self) -> None:
+        tables = [name for name in ("train", "valid", "test") if getattr(self, name)]
+        if self.source and tables:
+            raise UserError(
+                f"data.{tables[0]} is a table, and data.source={self.source} a text of one side: "
+                "set data.source= and data.target=, or leave out the table"
+            )
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """The endings or columns of the two sides, often their languages."""
+        sides = (self.source or self.source_column), (self.target or self.target_column)
+        source, target = (plain_name(side).rpartition(".")[2] for side in sides)
+        return source, target
 
     def _read(self, files: tuple[Path, Path]) -> Corpus:
         source, target = files
-        sources, targets, skipped = read_pairs(source, target, self.empty_lines == "skip")
+        skip = self.empty_lines == "skip"
         name = f"{source}, {target}"
+        rows: list[int] | None = None
+        if not self.source:
+            columns = {"source_column": self.source_column, "target_column": self.target_column}
+            table = [*read_columns(source, columns, skip="empty_lines", on=skip)]
+            pairs = [(line - 1, *row) for line, row in table if row is not None]
+            if not pairs:
+                raise DataError(f"{source}: no row with both sides; check the file")
+            numbers, sources, targets = (list(side) for side in zip(*pairs, strict=True))
+            rows, skipped, name = numbers, len(table) - len(pairs), str(source)
+        else:
+            (sources, targets), skipped = read_parallel(source, target, skip_empty=skip)
         notes = [f"{name}: {len(sources):,} pairs"]
         if skipped:
-            notes.append(f"{skipped:,} pairs with an empty line were skipped")
-        return Corpus(sources, targets, notes=tuple(notes), name=name)
+            notes.append(f"{skipped:,} pairs with an empty side were skipped")
+        return Corpus(sources, targets, notes=tuple(notes), name=name, rows=rows)
 
     def _find(self, split: str) -> tuple[Path, Path] | None:
         """The two files of a split: the configured ones, or those found by their stem."""
+        if not self.source and not self.target:
+            table = find_table(self.folder, getattr(self, split, ""), split)
+            if table is None and split == "train":
+                raise UserError(
+                    "set data.source and data.target, e.g. data.source=en data.target=de, or "
+                    "data.train=TABLE with data.source_column and data.target_column"
+                )
+            return None if table is None else (table, table)
         if not self.source or not self.target:
-            raise UserError("set data.source and data.target, e.g. data.source=en data.target=de")
+            raise UserError("data.source and data.target go together: set both")
         folder = check_folder(self.folder)
         names = {
             "train": (self.source, self.target),
@@ -127,11 +172,13 @@ class FilesData(SplitData[tuple[Path, Path]]):
     def _extra_splits(self) -> list[str]:
         """Test sets such as test_2016; without a plain test.en the first of them is `test`."""
         ending = f".{self.source}"
-        paths = Path(self.folder).glob(f"test*{ending}*") if self.folder else ()
-        names = {path.name.removesuffix(".gz") for path in paths}
+        paths = Path(self.folder).glob(f"test*{ending}*") if self.folder and self.source else ()
+        names = {plain_name(path.name) for path in paths}
         return sorted(name.removesuffix(ending) for name in names if name.endswith(ending))
 
     def _missing(self, split: str) -> str:
+        if not self.source:
+            return super()._missing(split)
         return (
             f"there is no split '{split}': set data.test_source and data.test_target, or add "
             f"test.{self.source} to data.folder, or use --split valid"
@@ -149,13 +196,10 @@ class TestFiles(FilesData):
         return ["test"]
 
     def read(self, split: str) -> Corpus:
-        columns = []
-        for reference in self.references:
-            sources, targets, _ = read_pairs(Path(self.source), Path(reference), False)
-            columns.append(targets)
-        name = ", ".join([self.source, *self.references])
-        rows = [list(row) for row in zip(*columns, strict=True)]
-        return Corpus(sources, columns[0], name=name, references=rows)
+        files = [self.source, *self.references]
+        (sources, *columns), _ = read_parallel(*map(Path, files))
+        references = [list(row) for row in zip(*columns, strict=True)]
+        return Corpus(sources, columns[0], name=", ".join(files), references=references)
 
 
 TranslationData = PhrasebookData | FilesData

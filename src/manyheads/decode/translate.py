@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from manyheads.data.batching import Ragged, batches_by_length
+from manyheads.data.files import decode_lines
 from manyheads.decode.beam import Decode, DecoderSession, Hypothesis
 from manyheads.decode.decoder import BaseDecoder, GraphCache, ModelDecoder, Seq2SeqSession
 from manyheads.decode.sample import Sample, Sampler
-from manyheads.errors import DataError
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 LINES_AT_ONCE = 512
-BYTE_ORDER_MARK = "\ufeff"
 BREAKS = str.maketrans("\r\n", "  ")  # a translation stays one line of output
 # Where a long text is split, the best first, and what joins its parts again.
 SPLITS = ((r"(?<=[.!?;])\s+", " "), (r"\s+", " "), (r"(?=.)", ""))
@@ -164,34 +163,82 @@ class Translator(BaseTranslator, ModelDecoder):
         return Seq2SeqSession(self.model.eval(), *texts)
 
 
-def read_lines(stream: Iterable[bytes]) -> Iterator[str]:
-    """Lines of a UTF-8 stream, as they come."""
-    for number, raw in enumerate(stream, start=1):
-        try:
-            line = raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"line {number} of the input is not UTF-8 (byte {error.start + 1}): convert it"
-            ) from None
-        if number == 1:
-            line = line.removeprefix(BYTE_ORDER_MARK)
-        yield line.removesuffix("\n").removesuffix("\r")
+@dataclass(frozen=True)
+class Annotation:
+    """Links (source word, target word) of a translation, and log P of its tokens and its end."""
+
+    links: list[tuple[int, int]]
+    log_probs: list[float]
+    source_words: int
+    target_words: int
+
+
+Annotate = Callable[[Sequence[str], Sequence[Hypothesis]], list[Annotation]]
+
+
+@dataclass(frozen=True)
+class LineFormat:
+    """How a translation is printed: `number ||| text ||| score ||| alignment ||| log P`.
+
+    Number and score are in n-best lists; `alignment` and `scores` choose the last two, which
+    `annotate` computes.
+    """
+
+    n_best: int = 1
+    alignment: bool = False
+    scores: bool = False
+    annotate: Annotate | None = None
+
+    def lines(
+        self,
+        translator: BaseTranslator,
+        number: int,
+        parts: list[list[tuple[Hypothesis, Annotation | None]]],
+    ) -> Iterator[str]:
+        """The lines of one input line, which was translated in parts."""
+        for rank in range(self.n_best if parts else 1):
+            chosen = [nbest[min(rank, len(nbest) - 1)] for nbest in parts if nbest]
+            texts = [translator.tokenizer.decode(best.tokens) for best, _ in chosen]
+            fields = [" ".join(texts).translate(BREAKS)]
+            if self.n_best > 1:
+                fields = [str(number), *fields, f"{sum(best.score for best, _ in chosen):.4f}"]
+            links, log_probs, before = [], [], (0, 0)
+            for _, result in chosen:
+                if result is not None:
+                    links += [f"{i + before[0]}-{j + before[1]}" for i, j in result.links]
+                    log_probs += [f"{value:.4f}" for value in result.log_probs]
+                    before = before[0] + result.source_words, before[1] + result.target_words
+            fields += [" ".join(links)] * self.alignment + [" ".join(log_probs)] * self.scores
+            yield " ||| ".join(fields)
+
+    def annotated(
+        self, sentences: Sequence[str], results: Sequence[Sequence[Hypothesis]]
+    ) -> Iterator[list[tuple[Hypothesis, Annotation | None]]]:
+        """The hypotheses of each sentence with their annotations, all computed together."""
+        flat = [
+            (text, best) for text, nbest in zip(sentences, results, strict=True) for best in nbest
+        ]
+        every: Sequence[Annotation | None] = [None] * len(flat)
+        if self.annotate is not None and flat:
+            every = self.annotate([text for text, _ in flat], [best for _, best in flat])
+        annotations = iter(every)
+        for nbest in results:
+            yield [(best, next(annotations)) for best in nbest]
 
 
 def translate_lines(
     translator: BaseTranslator,
     stream: Iterable[bytes],
-    n_best: int = 1,
+    form: LineFormat | None = None,
     sample: Sample | None = None,
     warn: Callable[[str], None] = lambda line: None,
     at_once: int | None = None,
 ) -> Iterator[str]:
     """Translate a stream line by line; an empty line stays empty, a long one goes in parts.
 
-    With n_best > 1 the output is `number ||| text ||| score`; a line in parts joins the n-th best
-    translations of its parts.
+    In an n-best list, a line in parts joins the n-th best translations of its parts.
     """
-    lines = read_lines(stream)
+    form, lines = form or LineFormat(), decode_lines(stream)
     line_count = part_count = 0
     while chunk := list(islice(lines, at_once or LINES_AT_ONCE)):
         lines_in_parts = [translator.split(line) if line.strip() else [] for line in chunk]
@@ -202,26 +249,13 @@ def translate_lines(
                     f"translated in {len(parts)} parts"
                 )
         flat = [part for parts in lines_in_parts for part in parts]
-        if n_best > 1:
-            results = iter(translator.search(flat, n_best=n_best))
-            for number, parts in enumerate(lines_in_parts, start=line_count):
-                yield from _n_best(translator, number, list(islice(results, len(parts))), n_best)
-        else:
-            texts = iter(
-                translator.sample(flat, sample, part_count)
-                if sample
-                else translator.translate(flat)
-            )
+        if sample:
+            texts = iter(translator.sample(flat, sample, part_count))
             for parts in lines_in_parts:
                 yield " ".join(islice(texts, len(parts))).translate(BREAKS)
+        else:
+            results = form.annotated(flat, translator.search(flat, n_best=form.n_best))
+            for number, parts in enumerate(lines_in_parts, start=line_count):
+                yield from form.lines(translator, number, list(islice(results, len(parts))))
         line_count += len(chunk)
         part_count += len(flat)
-
-
-def _n_best(
-    translator: BaseTranslator, number: int, parts: list[list[Hypothesis]], n_best: int
-) -> Iterator[str]:
-    for rank in range(n_best if parts else 1):
-        chosen = [nbest[min(rank, len(nbest) - 1)] for nbest in parts if nbest]
-        text = " ".join(translator.tokenizer.decode(h.tokens) for h in chosen).translate(BREAKS)
-        yield f"{number} ||| {text} ||| {sum(h.score for h in chosen):.4f}"

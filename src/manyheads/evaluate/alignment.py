@@ -5,8 +5,10 @@ the tokens of a target word, summed over those of a source word). With predicted
 links G, AER = 1 − 2 |A ∩ G| / (|A| + |G|).
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -14,7 +16,10 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.data.translation import Corpus, EncodedPairs
+from manyheads.data.batching import Ragged, batches_by_length
+from manyheads.data.translation import Batch, Corpus, EncodedPairs
+from manyheads.decode.beam import Hypothesis
+from manyheads.decode.translate import Annotation, Translator
 from manyheads.models.capture import capture
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.phrasebook import Pair
@@ -89,3 +94,58 @@ def alignment_error(
         hits.append(gold.expand_as(weights).gather(-1, predicted).sum((-1, -2)))
         total += len(pair.target_words) + len(pair.alignment)
     return AlignmentError((1 - 2 * torch.stack(hits).sum(0) / total).tolist())
+
+
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """The words between spaces, as start and end in characters."""
+    return [match.span() for match in re.finditer(r"\S+", text)]
+
+
+@torch.no_grad()
+def annotate(
+    translator: Translator,
+    sentences: Sequence[str],
+    hypotheses: Sequence[Hypothesis],
+    *,
+    alignment: bool,
+) -> list[Annotation]:
+    """log P of each token of some translations, and optionally links between words.
+
+    Links come from the mean head of the last cross-attention layer but one (Garg et al. 2019), in a
+    teacher-forced pass.
+    """
+    model, tokenizer, special = (
+        translator.model.eval(),
+        translator.tokenizer,
+        translator.special_tokens,
+    )
+    sources = Ragged.of([special.source(ids) for ids in tokenizer.encode_batch(sentences)])
+    targets = Ragged.of([[*hypothesis.tokens, special.end] for hypothesis in hypotheses])
+    results: dict[int, Annotation] = {}
+    budget = translator.decode.forward_tokens
+    for rows in batches_by_length(np.maximum(sources.lengths, targets.lengths), budget):
+        batch = Batch.of(sources, targets, rows, special.start, special.padding)
+        batch = batch.to(translator.device)
+        with capture(model) as maps:
+            logits = model(batch.source, batch.target, batch.source_real)
+        log_probs = logits.float().log_softmax(-1).gather(-1, batch.labels[..., None])[..., 0]
+        weights = log_probs
+        if alignment:
+            layers = maps.all("cross")
+            weights = layers[max(0, len(layers) - 2)].float().mean(1).cpu()
+        for index, row in enumerate(rows.tolist()):
+            tokens, sentence = hypotheses[row].tokens, sentences[row]
+            ends = [len(tokenizer.decode(tokens[:end])) for end in range(len(tokens) + 1)]
+            text, links = tokenizer.decode(tokens), []
+            words, target_words = word_spans(sentence), word_spans(text)
+            if alignment and words and target_words:
+                spans = list(pairwise(ends))
+                to_source = words_of_tokens(tokenizer.offsets(sentence), words)
+                to_target = words_of_tokens(spans, target_words)
+                first = 0 if translator.decode.source_start is None else 1
+                used = weights[index, : len(tokens), first : first + to_source.shape[1]]
+                best = einsum(to_target, used, to_source, "w t, t s, v s -> w v").argmax(-1)
+                links = [(source, target) for target, source in enumerate(best.tolist())]
+            scores = log_probs[index, : len(tokens) + 1].tolist()
+            results[row] = Annotation(links, scores, len(words), len(target_words))
+    return [results[row] for row in range(len(sentences))]

@@ -5,7 +5,8 @@ Each score has a signature, which says how it was computed, as sacreBLEU's does.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -18,7 +19,45 @@ from manyheads.config import nearest
 from manyheads.errors import UserError
 
 Scores = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A metric of a plug-in: score(predictions, references) of the examples of a split.
+
+    A translator predicts texts, and each reference is a list of texts; a classifier, labels.
+    """
+
+    name: str
+    score: Callable[[Sequence[Any], Sequence[Any]], float]
+    tasks: tuple[str, ...] = ("translation",)
+    signature: str = ""
+
+
+METRICS: list[Metric] = []  # those of plug-ins
+
+
+def add_plugin_metrics(
+    scores: Scores, task: str, predictions: Sequence[Any], references: Sequence[Any]
+) -> Scores:
+    """The scores with the metrics that plug-ins have for a task."""
+    fitting = [metric for metric in METRICS if task in metric.tasks]
+    signature = {m.name: m.signature or "metric of a plug-in" for m in fitting}
+    return (
+        scores
+        | {m.name: float(m.score(predictions, references)) for m in fitting}
+        | {"signature": scores["signature"] | signature}
+    )
+
+
 RESAMPLES = 1000  # of bootstrap resampling, sacreBLEU's default
+# BLEU's tokenizer for languages that 13a does not fit, by ISO 639 codes.
+BY_LANGUAGE = {
+    **dict.fromkeys(("zh", "zho", "cmn", "yue"), "zh"),
+    **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
+    **dict.fromkeys(("ko", "kor"), "ko-mecab"),
+    **dict.fromkeys(("th", "tha", "lo", "lao", "km", "khm", "my", "mya"), "char"),
+}
 # Thai to Khmer, kana, Chinese characters: words have no spaces between them.
 SPACELESS = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]"
@@ -32,7 +71,8 @@ def make_bleu(tokenize: str) -> BLEU:
     except RuntimeError:  # MeCab is not installed
         language = tokenize.partition("-")[0]
         raise UserError(
-            f"--tokenize {tokenize} needs MeCab: pip install 'sacrebleu[{language}]', or use char"
+            f"--bleu-tokenize {tokenize} needs MeCab: pip install 'sacrebleu[{language}]', or use "
+            "char"
         ) from None
 
 
@@ -41,7 +81,7 @@ def bleu_tokenizer(language: str) -> str:
 
     Without MeCab, Japanese and Korean are compared by characters.
     """
-    tokenize = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}.get(language, "13a")
+    tokenize = BY_LANGUAGE.get(language, "13a")
     try:
         make_bleu(tokenize)
     except UserError:
@@ -57,16 +97,29 @@ def make_metrics(names: Sequence[str], tokenize: str) -> dict[str, Any]:
         "chrf++": CHRF(word_order=2),
         "ter": TER(),
     }
+    known = [*metrics, *(metric.name for metric in METRICS)]
     for name in names:
-        if name not in metrics:
-            raise UserError(f"--metric {name}: {nearest(name, metrics)}")
-    return {name: metrics[name] for name in names}
+        if name not in known:
+            raise UserError(f"--metric {name}: {nearest(name, known)}")
+    return {name: metrics[name] for name in names if name in metrics}
 
 
 def lacks_spaces(texts: Sequence[str]) -> bool:
     """True if most letters belong to scripts that put no spaces between words."""
     letters = [char for text in texts for char in text if char.isalpha()]
     return 2 * sum(bool(SPACELESS.match(char)) for char in letters) > len(letters)
+
+
+def missing_spaces(names: Sequence[str], tokenize: str, references: Sequence[str]) -> str:
+    """A warning if metrics need spaces between words, and the references have none; or ""."""
+    affected = [name for name in names if name == "ter" or (name, tokenize) == ("bleu", "13a")]
+    if not affected or not lacks_spaces(references):
+        return ""
+    fix = "--bleu-tokenize zh, ja-mecab or char" if "bleu" in affected else "--metric chrf"
+    return (
+        f"the references have no spaces between words, which {' and '.join(affected)} needs "
+        f"(tokenizer of BLEU: {tokenize}): evaluate with {fix}"
+    )
 
 
 def by_reference(references: Sequence[Sequence[str]]) -> Any:
@@ -118,7 +171,7 @@ def paired_scores(
     columns: list[Any] = list(results.values())[1:]  # the first has the names of the systems
     return {
         name: {"against": float(before.score), "p": float(after.p_value)}
-        for name, (before, after) in zip(names, columns, strict=True)
+        for name, (before, after) in zip(metrics, columns, strict=True)
     }
 
 

@@ -35,7 +35,7 @@ from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Block, Stack
-from manyheads.nn.layers import ACTIVATIONS, Embedding, FeedForward, GatedFeedForward
+from manyheads.nn.layers import ACTIVATIONS, Embedding, FeedForward, GatedFeedForward, NoResidual
 from manyheads.nn.positions import (
     AlibiPosition,
     BucketPosition,
@@ -98,6 +98,14 @@ def unsupported(model: nn.Module, decode: Decode) -> str | None:
         if type(attention.score) is not InnerScore:
             kind = attention.config.score.kind
             return f"model.score={kind} is not supported, only dot and scaled-dot"
+        norm = block.attention_residual.norm
+        if (
+            isinstance(block.attention_residual, NoResidual)
+            or getattr(norm, "weight", None) is None
+        ):
+            return (
+                "model.residual=none, model.norm=none and model.norm.affine=false are not supported"
+            )
         if not isinstance(feedforward, FeedForward | GatedFeedForward):
             return f"model.feedforward has no counterpart of {type(feedforward).__name__}"
     if len(epsilons := _epsilons(model)) > 1:

@@ -246,7 +246,7 @@ DISTILBERT = BERT.derive(
 )
 
 # ---------------------------------------------------------------------------------------------
-# GPT-2 and Llama: pre-norm decoders, with learned and with rotary positions
+# Pre-norm decoders: GPT-2 with learned positions; Llama and its relatives with rotary ones
 
 GPT2 = Family(
     kind="gpt2",
@@ -367,6 +367,74 @@ LLAMA = Family(
     },
     tied=("lm_head.weight", "embed_tokens.weight"),
     unused=[r"rotary_emb\.inv_freq$"],
+)
+
+
+def _read_window(foreign: Foreign) -> Flat:
+    """Rotary positions, and a sliding window: theirs counts the query itself."""
+    window = foreign.settings["sliding_window"]
+    local = (
+        {} if window is None else {"attention.kind": "longformer", "attention.window": window - 1}
+    )
+    return _read_rope(foreign) | local
+
+
+def _write_window(flat: Flat) -> dict[str, Any]:
+    window = flat.get("attention.window")
+    return _write_rope(flat) | {"sliding_window": None if window is None else window + 1}
+
+
+MISTRAL = LLAMA.derive(
+    kind="mistral",
+    fields={
+        "num_key_value_heads": Field("kv_heads", 8),
+        "max_position_embeddings": Field("max_length", 131_072),
+        "attention_bias": REMOVED,
+        "mlp_bias": REMOVED,
+    },
+    defaults={"sliding_window": 4096},
+    fixed={"bias": False},
+    architectures={"MistralForCausalLM": {}},
+    read=_read_window,
+    write=_write_window,
+)
+
+QWEN2 = LLAMA.derive(
+    kind="qwen2",
+    fields={
+        "num_key_value_heads": Field("kv_heads", 32),
+        "head_dim": REMOVED,
+        "max_position_embeddings": Field("max_length", 32_768),
+        "attention_bias": REMOVED,
+        "mlp_bias": REMOVED,
+    },
+    only={"use_sliding_window": (False,)},
+    fixed={"bias": False, "qkv_bias": True},
+    architectures={"Qwen2ForCausalLM": {}},
+)
+
+STARCODER2 = MISTRAL.derive(
+    kind="starcoder2",
+    fields={
+        "num_key_value_heads": Field("kv_heads", 2),
+        "head_dim": REMOVED,
+        "hidden_act": Field("feedforward.activation", "gelu_pytorch_tanh", ACTIVATIONS),
+        "max_position_embeddings": Field("max_length", 4096),
+        "rms_norm_eps": REMOVED,
+        "norm_epsilon": Field("norm.eps", 1e-5),
+        "use_bias": Field("bias", True),
+        "embedding_dropout": Field("dropout", 0.0),
+        "residual_dropout": Field("dropout", 0.0),
+        "tie_word_embeddings": Field("tie", True, TIED),
+    },
+    defaults={"sliding_window": None},
+    fixed={"norm.form": "layer", "feedforward.kind": "plain", "bias": REMOVED, "dropout": REMOVED},
+    architectures={"Starcoder2ForCausalLM": {}},
+    tensors={
+        "feedforward.gate": REMOVED,
+        "feedforward.inner": "mlp.c_fc",
+        "feedforward.outer": "mlp.c_proj",
+    },
 )
 
 # ---------------------------------------------------------------------------------------------
@@ -716,5 +784,10 @@ VIT = Family(
 )
 
 # In the order in which they are tried for a model of ours.
-FAMILIES = [BERT, ROBERTA, DISTILBERT, ELECTRA, GPT2, LLAMA, T5, BART, MARIAN, PEGASUS, VIT]
+FAMILIES = [
+    *(BERT, ROBERTA, DISTILBERT, ELECTRA),
+    *(GPT2, LLAMA, MISTRAL, QWEN2, STARCODER2),
+    *(T5, BART, MARIAN, PEGASUS),
+    VIT,
+]
 KINDS = {family.kind: family for family in FAMILIES}

@@ -35,10 +35,8 @@ ACTIVATIONS = {
     "tanh": "tanh",
 }
 SAME_ACTIVATION = "feedforward.activation"  # a head has the activation of the feed-forward part
-# Settings of training and of the implementation, which do not define a model.
-FREE = re.compile(
-    r"((encoder|decoder)\.)?attention\.|init$|(.*[._])?dropout$|drop_path$|embed\.norm\.placement$|pixel_"
-)
+# Settings of training and of the input, which do not define a model.
+FREE = re.compile(r"init$|(.*[._])?dropout$|drop_path$|embed\.norm\.placement$|pixel_")
 PER_STACK = ("layers", "heads", "ffn_dim")  # what encoder and decoder may have each
 
 
@@ -328,7 +326,7 @@ def _labels(settings: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """A model of ours in a family: its class and settings, and what the family cannot express."""
+    """A model of ours in a family: its class and settings, and the settings to change for it."""
 
     family: Family
     architecture: str
@@ -365,12 +363,25 @@ def write_settings(family: Family, architecture: str, config: TransformerConfig)
         return ExportPlan(family, architecture, settings, foreign.has_pooler, [str(error)])
     if "embed.dim" in theirs:  # only ELECTRA has this setting
         ours.setdefault("embed.dim", config.dim)
-    obstacles = [
-        f"has {path}={theirs.get(path, 'none')}, and this model {path}={ours.get(path, 'none')}"
+    differing = [
+        path
         for path in ours | theirs
         if ours.get(path) != theirs.get(path) and not FREE.match(path)
     ]
+    # Another kind of a part has other settings too.
+    kinds = {path for path in differing if path.endswith(".kind")}
+    changes = {path: (_word(theirs.get(path)), _word(ours.get(path))) for path in differing}
+    obstacles = [
+        f"model.{path.removesuffix('.kind')}={needed} (here {actual})"
+        for path, (needed, actual) in changes.items()
+        if path in kinds or f"{path.rpartition('.')[0]}.kind" not in kinds
+    ]
     return ExportPlan(family, architecture, settings, foreign.has_pooler, obstacles)
+
+
+def _word(value: Any) -> str:
+    """A value as one types it."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -378,9 +389,16 @@ def write_settings(family: Family, architecture: str, config: TransformerConfig)
 
 
 def flatten(config: TransformerConfig) -> Flat:
-    """Settings as dotted paths, with every implied size written out."""
+    """Settings as dotted paths, with every implied size written out.
+
+    Exact attention implementations are left out: they are all the same model.
+    """
     flat = dict(_leaves(dump(config)))
     flat.pop("kind")
+    for side in ("", "encoder.", "decoder."):
+        part = getattr(config, side[:-1]) if side and hasattr(config, side[:-1]) else config
+        if part.attention is None or part.attention.exact:
+            flat = {k: v for k, v in flat.items() if not k.startswith(f"{side}attention.")}
     flat.setdefault("ffn_dim", 4 * config.dim)
     if flat.get("output.bias") == "trained":
         flat["output.bias"] = "fixed"  # the same model

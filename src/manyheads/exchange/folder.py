@@ -19,14 +19,17 @@ from manyheads.exchange.huggingface import (
     TOKENIZER,
     ImportedModel,
     import_transformers,
+    plan_export,
     to_huggingface,
 )
+from manyheads.exchange.peft import write_adapter
 from manyheads.fileio import replace_files
 from manyheads.models.bert import BertConfig
 from manyheads.models.decoder_only_seq2seq import EncoderDecoderConfig
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vit import Vit
+from manyheads.nn.lora import Lora
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 # Our special tokens of a tokenizer, and their names there.
@@ -235,9 +238,7 @@ def write_huggingface(
 
     A model of images has preprocessor_config.json instead of the last two.
     """
-    marked = copy.copy(model)  # the same weights; the caller's model does not change
-    marked.special = special_token_ids(tokenizer, decode, model)  # type: ignore[assignment]
-    theirs = to_huggingface(marked)
+    theirs = _theirs(model, tokenizer, decode)
     if tokenizer is not None and isinstance(model, Seq2Seq | Gpt):
         set_generation(theirs, model, SpecialTokens(tokenizer, decode))
     import_transformers().utils.logging.disable_progress_bar()  # there is only one file
@@ -248,6 +249,28 @@ def write_huggingface(
         if isinstance(model, Vit) and model.config.pixel_mean:
             table = json.dumps(write_preprocessor(model.config), indent=2)
             (temporary / PREPROCESSOR).write_text(table + "\n", encoding="utf-8")
+
+
+def write_peft(
+    model: nn.Module,
+    base: nn.Module,
+    tokenizer: Tokenizer | None,
+    decode: Decode,
+    lora: Lora,
+    start: Path,
+    folder: Path,
+) -> None:
+    """Write the LoRA adapter of a model that was trained from `base`, in the folder `start`."""
+    family = plan_export(model)[1].family
+    theirs, before = (_theirs(x, tokenizer, decode) for x in (model, base))
+    with replace_files(folder) as temporary:
+        write_adapter(family, theirs, before, lora, str(start), temporary)
+
+
+def _theirs(model: nn.Module, tokenizer: Tokenizer | None, decode: Decode) -> Any:
+    marked = copy.copy(model)  # the same weights; the caller's model does not change
+    marked.special = special_token_ids(tokenizer, decode, model)  # type: ignore[assignment]
+    return to_huggingface(marked)
 
 
 def frame_for_model(tokenizer: Tokenizer, decode: Decode, config: Any) -> Tokenizer:
@@ -263,6 +286,8 @@ def frame_for_model(tokenizer: Tokenizer, decode: Decode, config: Any) -> Tokeni
     if not isinstance(config, BertConfig | ElmoConfig):
         return tokenizer
     first, last = known_token(tokenizer, "classify"), known_token(tokenizer, "separator")
+    if isinstance(config, BertConfig) and config.causal and (first is None or last is None):
+        return tokenizer.with_frame([], [SpecialTokens(tokenizer, decode).end])
     if first is None or last is None:
         raise UserError(
             "this tokenizer adds no special tokens and has no [CLS] and [SEP], which the model "

@@ -7,7 +7,7 @@ fetched, unpickled or run. Export builds their model and copies our weights into
 import dataclasses
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from manyheads.config import nearest
+from manyheads.decode.beam import Decode
 from manyheads.errors import DataError, UserError, import_optional
-from manyheads.exchange import refuse_approximations
+from manyheads.exchange import peft, refuse_approximations
+from manyheads.exchange.ctranslate2 import unsupported
 from manyheads.exchange.families import FAMILIES, KINDS, PREPROCESSOR, VIT
 from manyheads.exchange.family import (
     ExportPlan,
@@ -36,6 +38,7 @@ from manyheads.models.vit import VitConfig
 from manyheads.nn.block import on_meta
 from manyheads.nn.positions import Sinusoidal
 from manyheads.presets import ModelConfig
+from manyheads.tokenizer.sentencepiece import find_sentencepiece
 from manyheads.tokenizer.tokenizer import SPECIALS, Tokenizer
 
 CONFIG = "config.json"
@@ -86,9 +89,10 @@ def from_huggingface(model_or_dir: Any) -> nn.Module:
 
 
 def is_huggingface(folder: Path) -> bool:
-    """True if a folder has a config.json that names a type of model."""
+    """True if a folder has a config.json that names a type of model, or is an adapter of PEFT."""
     path = folder / CONFIG
-    return path.is_file() and "model_type" in _read_json(path)
+    is_adapter = (folder / peft.CONFIG).is_file()
+    return is_adapter or (path.is_file() and "model_type" in _read_json(path))
 
 
 def import_model(model_or_dir: Any) -> ImportedModel:
@@ -153,6 +157,8 @@ def _candidates(family: Family, architectures: Any) -> list[str]:
     """The classes that a file may be of: the one it names, and one with more heads."""
     if not architectures:
         return list(family.architectures)
+    if not isinstance(architectures, list):
+        raise DataError(f"architectures={architectures} is not a list: copy {CONFIG} again")
     name = str(architectures[0])
     if name not in family.architectures:
         advice = nearest(name, family.architectures)
@@ -175,9 +181,11 @@ def _family(settings: dict[str, Any]) -> Family:
 def _import_folder(folder: Path) -> ImportedModel:
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}: give one with {CONFIG} and {WEIGHTS}")
+    adapter = _read_json(folder / peft.CONFIG) if (folder / peft.CONFIG).is_file() else None
+    adapter_folder, folder = folder, peft.base_folder(folder, adapter) if adapter else folder
     if not (folder / CONFIG).is_file():
         if (folder / "run.toml").is_file():
-            raise UserError(f"{folder} is a run already: use it without importing")
+            raise UserError(f"{folder} is a run, not a Hugging Face folder: use or export it")
         raise DataError(f"{folder} is not a model folder: it has no {CONFIG}")
     settings = _read_json(folder / CONFIG)
     code = sorted(folder.glob("*.py"))
@@ -186,13 +194,20 @@ def _import_folder(folder: Path) -> ImportedModel:
         raise UserError(f"{folder} comes with code ({source}), which is never run: remove it")
     if settings.get("model_type") == VIT.kind and (folder / PREPROCESSOR).is_file():
         settings[PREPROCESSOR] = _read_json(folder / PREPROCESSOR)
-    tensors = _read_weights(folder)
+    tensors = _read_tensors(_weight_files(folder))
     try:
+        if adapter:
+            updates = _read_tensors([adapter_folder / peft.WEIGHTS])
+            family = _family(settings)
+            tensors = peft.merge_adapter(family, settings, tensors, adapter, updates)
         model = _convert(settings, tensors)
     except UserError as error:
         raise type(error)(f"{folder}: {' '.join(str(error).split())}") from None
-    file = folder / TOKENIZER
-    tokenizer = Tokenizer.load(file) if file.is_file() else None
+    if (folder / TOKENIZER).is_file():
+        tokenizer: Tokenizer | None = Tokenizer.load(folder / TOKENIZER)
+    else:
+        config: Any = model.config
+        tokenizer = find_sentencepiece(folder, settings["model_type"], config.vocab_size)
     generation = _read_json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
     return ImportedModel(model, tokenizer, settings, generation)
 
@@ -207,10 +222,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     return table
 
 
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder; float16 and bfloat16 become float32, without loss."""
+def _read_tensors(files: Iterable[Path]) -> dict[str, Tensor]:
+    """All tensors of some files; float16 and bfloat16 become float32, without loss."""
     tensors: dict[str, Tensor] = {}
-    for file in _weight_files(folder):
+    for file in files:
         try:
             tensors |= load_file(file)
         except (SafetensorError, OSError, ValueError) as error:
@@ -243,7 +258,7 @@ def to_huggingface(model: Any) -> Any:
     """
     model = getattr(model, "torch_model", lambda: model)()
     special = special_tokens(model)
-    model, plan = _plan(model)
+    model, plan = plan_export(model)
     family = plan.family
     kind = getattr(import_transformers(), plan.architecture)
     # Their default padding token may be beyond the end of a small table.
@@ -294,15 +309,23 @@ def _untie(theirs: Any, family: Family, state: dict[str, Tensor], actual: dict[s
             theirs.all_tied_weights_keys.pop(actual[second], None)
 
 
-def _plan(model: nn.Module) -> tuple[nn.Module, ExportPlan]:
-    """How to export a model, its channels reordered if only their order is in the way."""
-    refuse_approximations(model)
+def plan_export(model: nn.Module) -> tuple[nn.Module, ExportPlan]:
+    """How to export a model, its channels reordered if only their order is in the way.
+
+    A model that no class has is refused, with the settings that would make it one.
+    """
     plan = _best_plan(model.config)  # type: ignore[arg-type]
+    if plan.obstacles:
+        refuse_approximations(model)
     if plan.obstacles and isinstance(model, Seq2Seq) and is_interleaved(model.config):
         model = in_halves(model)
         plan = _best_plan(model.config)
     if plan.obstacles:
-        raise UserError(f"transformers has no such model: {plan.family.kind} {plan.obstacles[0]}")
+        others = "onnx" if unsupported(model, Decode()) else "ctranslate2 or onnx"
+        raise UserError(
+            f"transformers lacks this model: {plan.family.kind} needs {', '.join(plan.obstacles)}: "
+            f"train with these settings, or export --to {others}"
+        )
     return model, plan
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from manyheads.errors import UserError
+from manyheads.evaluate.scores import METRICS
 from manyheads.loading import load_torch_run
 from manyheads.run import Run
 from manyheads.view.figures import curves
@@ -71,13 +72,16 @@ def compare_runs(
 def table_of(rows: list[dict[str, Any]], title: str) -> Table:
     """One line a run, one column a score."""
     table = Table(title=title)
-    columns = [name for name in SHOWN if any(name in row for row in rows)]
-    for column in ("settings", "parameters", *columns):
+    known = [*SHOWN, *(metric.name for metric in METRICS)]
+    columns = [name for name in known if any(name in row for row in rows)]
+    sizes = [size for size in ("dim", "steps") if any(size in row for row in rows)]  # if matched
+    for column in ("settings", "parameters", *sizes, *columns):
         first = column == "settings"
         table.add_column(column, justify="left" if first else "right", no_wrap=first)
     for row in rows:
         numbers = [f"{row[name]:.3f}" if name in row else "" for name in columns]
-        table.add_row(row["settings"], f"{row['parameters']:,}", *numbers)
+        about = [f"{row[size]:,}" for size in ("parameters", *sizes)]
+        table.add_row(row["settings"], *about, *numbers)
     return table
 
 

@@ -23,7 +23,7 @@ from manyheads.nn.attention import (
     check_combination,
 )
 from manyheads.nn.experts import FeedForwardConfig, Projections
-from manyheads.nn.layers import EmbeddingConfig, Norm, Plain, Residual
+from manyheads.nn.layers import EmbeddingConfig, NoResidual, Norm, Plain, Residual
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position, PositionConfig, PositionSizes, Sinusoidal
 from manyheads.nn.scores import ScaledDot, ScoreConfig
@@ -44,6 +44,9 @@ class Architecture:
     max_length: Annotated[Count, "Longest sequence, in tokens"] = 512
     position: Annotated[PositionConfig, "Position scheme"] = field(default_factory=Sinusoidal)
     norm: Annotated[Norm, "Which norm, and where"] = field(default_factory=Norm)
+    residual: Annotated[
+        Literal["add", "none"], "Residual connections; none: f(x) in place of x + f(x)"
+    ] = "add"
     score: Annotated[ScoreConfig, "Score of a query and a key"] = field(default_factory=ScaledDot)
     attention: Annotated[AttentionFunctionConfig, "Attention implementation"] = field(
         default_factory=Fused
@@ -115,12 +118,13 @@ class Block(nn.Module):
         attention, dim = config.attention_config(), config.dim
         drop_path = config.drop_path * (layer + 1) / config.layers  # rises with the depth
         self.attention = SelfAttention(attention, causal=causal, layer=layer)
-        self.attention_residual = Residual(dim, config.norm, config.dropout, drop_path)
+        build_residual = Residual if config.residual == "add" else NoResidual
+        self.attention_residual = build_residual(dim, config.norm, config.dropout, drop_path)
         if memory_dim is not None:
             self.cross = CrossAttention(attention, memory_dim)
-            self.cross_residual = Residual(dim, config.norm, config.dropout, drop_path)
+            self.cross_residual = build_residual(dim, config.norm, config.dropout, drop_path)
         self.feedforward = config.feedforward.build(dim, config.ffn_dim or 4 * dim, config.bias)
-        self.feedforward_residual = Residual(dim, config.norm, config.dropout, drop_path)
+        self.feedforward_residual = build_residual(dim, config.norm, config.dropout, drop_path)
 
     def forward(
         self,

@@ -33,15 +33,18 @@ class Norm:
     """
 
     placement: Annotated[
-        Literal["pre", "post"], "Norm before each layer, or after each residual sum"
+        Literal["pre", "post", "none"],
+        "Norm before each layer, or after each residual sum; none: no norms",
     ] = "pre"
     form: Annotated[Literal["layer", "rms"], "LayerNorm or RMSNorm"] = "layer"
     eps: Annotated[Positive, "Added to the variance (ε)"] = 1e-5
+    affine: Annotated[bool, "Learn gain γ and bias β"] = True
 
     def build(self, dim: int) -> nn.Module:
-        if self.form == "rms":
-            return nn.RMSNorm(dim, eps=self.eps)
-        return nn.LayerNorm(dim, eps=self.eps)
+        if self.placement == "none":
+            return nn.Identity()
+        build = nn.RMSNorm if self.form == "rms" else nn.LayerNorm
+        return build(dim, eps=self.eps, elementwise_affine=self.affine)
 
     def build_last(self, dim: int) -> nn.Module:
         """The last norm of a stack: pre-norm leaves the residual stream without one."""
@@ -74,6 +77,15 @@ class Residual(nn.Module):
         if self.placement == "pre":
             return x + self.dropout(f(self.norm(x)))
         return self.norm(x + self.dropout(f(x)))
+
+
+class NoResidual(Residual):
+    """dropout(f(x)) without the sum, to see what residual connections are good for."""
+
+    def forward(self, x: Hidden, f: Callable[[Tensor], Tensor]) -> Hidden:
+        if self.placement == "pre":
+            return self.dropout(f(self.norm(x)))
+        return self.norm(self.dropout(f(x)))
 
 
 # ---------------------------------------------------------------------------------------------

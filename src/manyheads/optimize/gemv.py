@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from manyheads.kernels.dispatch import runs_triton, verified
 from manyheads.kernels.selftest import FUSED_ACTIVATIONS
 from manyheads.nn.block import Block
-from manyheads.nn.layers import ACTIVATIONS, FeedForward, GatedFeedForward, LMHead, Residual
+from manyheads.nn.layers import (
+    ACTIVATIONS,
+    FeedForward,
+    GatedFeedForward,
+    LMHead,
+    NoResidual,
+    Residual,
+)
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -99,7 +106,7 @@ def _has_norm_kernel(norm: Any) -> bool:
     from manyheads.kernels.gemv import MAX_ROW_NORM_WIDTH
 
     is_norm = isinstance(norm, nn.LayerNorm | nn.RMSNorm)
-    return is_norm and norm.weight.numel() <= MAX_ROW_NORM_WIDTH
+    return is_norm and norm.weight is not None and norm.weight.numel() <= MAX_ROW_NORM_WIDTH
 
 
 def has_gemv(model: nn.Module) -> bool:
@@ -142,7 +149,8 @@ def _fuse_block(block: Any) -> None:
         if name not in block._modules:
             continue
         part, residual = getattr(block, name), getattr(block, f"{name}_residual")
-        if residual.placement != "pre" or not _has_norm_kernel(residual.norm):
+        adds = residual.placement == "pre" and not isinstance(residual, NoResidual)
+        if not adds or not _has_norm_kernel(residual.norm):
             continue
         residual.__class__, residual.last = GemvResidual, getattr(part, last)
         if not isinstance(part, GatedFeedForward):  # whose two first linear layers share the norm

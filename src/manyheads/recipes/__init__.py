@@ -8,12 +8,14 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from manyheads import plugins
 from manyheads.config import assign, kinds_of, nearest, override_all, read_toml
 from manyheads.errors import UserError
 from manyheads.nn.block import on_meta
 from manyheads.presets import PRESETS, ModelConfig, preset
 from manyheads.run import Run, choose_device, parse_run, train_run
 from manyheads.tasks.spec import kinds
+from manyheads.train.loggers import Callback
 
 if TYPE_CHECKING:
     from manyheads.loading import LoadedRun
@@ -33,19 +35,20 @@ def train(
     overrides: Sequence[str] | Mapping[str, object] = (),
     out: str | Path | None = None,
     device: str = "auto",
+    callback: Callback | None = None,
 ) -> "LoadedRun":
     """Train a recipe, or resume it, and load the result: `train("phrasebook", {"seed": 2})`.
 
     `recipe` is a built-in name or a TOML file, `overrides` are settings by name or as texts
-    `a.b=c`, `out` is the run folder (by default runs/RECIPE). A folder that is trained already is
-    only loaded.
+    `a.b=c`, `out` is the run folder (by default runs/RECIPE). `callback(step, split, scores)` gets
+    each line of metrics.jsonl while it trains. A folder that is trained already is only loaded.
     """
     from manyheads.loading import load
 
     if isinstance(overrides, Mapping):
         overrides = [f"{name}={value}" for name, value in overrides.items()]
     folder, run = Path(out or Path("runs") / Path(recipe).stem), read_recipe(recipe, overrides)
-    train_run(run, folder, choose_device(device))
+    train_run(run, folder, choose_device(device), callback=callback)
     return load(folder, device)
 
 
@@ -60,7 +63,7 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
         path = Path(str(resources.files(__name__) / f"{name}{SUFFIX}"))
     elif not path.is_file():
         raise UserError(f"there is no recipe '{name}': {nearest(name, recipes())}")
-    table = read_toml(path)
+    table = plugins.require(read_toml(path), path)
     try:
         run = parse_run(table)
     except UserError as error:

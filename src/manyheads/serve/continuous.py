@@ -76,7 +76,7 @@ class Chunk:
 
 
 class Row:
-    """One continuation in a batch; `unfinished` are those of its request that go on."""
+    """One continuation in a batch; `unfinished` are the active rows of its request."""
 
     def __init__(
         self,

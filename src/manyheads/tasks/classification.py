@@ -25,8 +25,9 @@ from manyheads.data.labelled import Labelled, LabelledData, class_indices
 from manyheads.data.language import TextData, room_for_text
 from manyheads.errors import UserError
 from manyheads.evaluate.labels import class_report, label_scores
-from manyheads.evaluate.scores import Scores
+from manyheads.evaluate.scores import Scores, add_plugin_metrics
 from manyheads.models.bert import BertConfig
+from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Classify, Pooler
 from manyheads.tasks import pretraining
 from manyheads.tasks.encode import segments_of
@@ -173,6 +174,7 @@ def evaluate(
     else:
         class_indices(part, names)  # refuses labels that the model does not know
     scores = label_scores(data.metrics(names), values, part.labels, names[-1])
+    scores = add_plugin_metrics(scores, "classification", values, part.labels)
     if by_class and not data.regression:
         scores["classes"] = class_report(values, part.labels, names)
     return scores | {"split": split_name, "examples": len(lines)}
@@ -203,13 +205,13 @@ def fit_model(run: RunSettings, part: Labelled) -> Any:
 
 
 def finetune(config: BertConfig | ElmoConfig, run: RunSettings) -> BertConfig | ElmoConfig:
-    """A new classification head on a pretrained encoder."""
+    """A new classification head on a pretrained encoder, or on a decoder's last position."""
     if isinstance(config, ElmoConfig):
         return replace(config, head=Classify())
     return replace(
         config,
         head=Classify(),
-        pooler=config.pooler or Pooler(over="first"),
+        pooler=None if config.causal else config.pooler or Pooler(over="first"),
         next_sentence=None,
         init="normal",  # small weights for new heads
     )
@@ -226,7 +228,7 @@ SPEC = TaskSpec(
     fit_model=fit_model,
     prepare=ClassificationTask,
     finetune=finetune,
-    finetunes=(ElmoConfig,),
+    finetunes=(ElmoConfig, GptConfig),
     evaluate=evaluate,
     example=pretraining.example,
 )

@@ -16,13 +16,14 @@ from torch.nn import functional as F
 
 from manyheads.data.augmentation import augment, mix
 from manyheads.data.batching import Shuffled, split
-from manyheads.data.corpus import join_names
+from manyheads.data.files import join_names
 from manyheads.data.images import ImageData, ImageSet
 from manyheads.errors import DataError, UserError
-from manyheads.evaluate.scores import Scores
+from manyheads.evaluate.scores import Scores, add_plugin_metrics
 from manyheads.models.heads import Classify
 from manyheads.models.vit import Images, Vit, VitConfig
 from manyheads.tasks.classification import label_loss, with_labels
+from manyheads.tasks.probes import image_probe
 from manyheads.tasks.spec import BaseTask, LoadedModel, TaskSpec
 from manyheads.train.step import Loss
 
@@ -142,6 +143,10 @@ class ImageTask(BaseTask[ImageBatch]):
         images = normalize(batch.images, self.run.model).to(next(model.parameters()).dtype)
         return {"classes": label_loss(model(images), batch.labels, self.train.label_smoothing)}
 
+    def normalized(self, rows: Sequence[int]) -> Images:
+        """Validation images as the model sees them."""
+        return normalize(from_pixels(self.valid[rows], self.device), self.run.model)
+
     def validate(self, model: Any) -> dict[str, float]:
         logits, labels = predict(model, self.valid), torch.from_numpy(self.valid_labels)
         correct = (logits.argmax(-1) == labels).double().mean()
@@ -201,7 +206,9 @@ def evaluate(loaded: LoadedModel, data: ImageData, split_name: str) -> Scores:
     cells = (labels * len(names) + predictions).bincount(minlength=len(names) ** 2)
     counts = cells.view(len(names), len(names)).tolist()
     scores["confusion"] = {"classes": list(names), "counts": counts}
-    return scores | {"signature": signature, "split": split_name, "examples": len(labels)}
+    scores |= {"signature": signature, "split": split_name, "examples": len(labels)}
+    classes = [[names[index] for index in side.tolist()] for side in (predictions, labels)]
+    return add_plugin_metrics(scores, "images", *classes)
 
 
 SPEC = TaskSpec(
@@ -213,6 +220,7 @@ SPEC = TaskSpec(
     is_default=True,
     fit_model=lambda run, part: fit_config(run.model, part),
     prepare=ImageTask,
+    probe=image_probe,
     finetune=lambda config, run: replace(config, head=Classify()),
     evaluate=evaluate,
     offers=("label",),

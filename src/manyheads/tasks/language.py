@@ -18,6 +18,7 @@ from manyheads.data.masking import Causal
 from manyheads.errors import DataError, UserError, check_at_least
 from manyheads.evaluate.scores import Scores, language_scores
 from manyheads.models.gpt import Gpt, GptConfig
+from manyheads.tasks.probes import language_probe
 from manyheads.tasks.spec import (
     B,
     BaseTask,
@@ -243,6 +244,7 @@ SPEC = TaskSpec(
     is_default=True,
     check=check,
     prepare=LanguageTask,
+    probe=language_probe,
     evaluate=evaluate,
     takes_stride=True,
     offers=("generate", "encode"),

@@ -1,14 +1,19 @@
-"""Probes: how a translation model treats a few fixed sentences while it is trained.
+"""Probes: how a model treats a few fixed validation examples while it is trained.
 
 At about 40 steps, evenly spaced on a logarithmic scale, the trainer calls `record`. The Watch page
-shows the result.
+shows the result. An example is a sentence to translate, a text to continue or a picture.
 
-    probes/sentences.json  the sentences: subwords of source and target, gold alignment
+    probes/sentences.json  the examples: subwords of source and target, gold alignment; subwords of
+                           prompt and continuation, ids (kind = "language"); pixels (kind =
+                           "images")
     probes/probes.jsonl    a line for each probe: step, alignment error of each head and, for each
-                           sentence, the greedy translation with log P per token, log P per token
-                           of the reference, and the cross-attention of the reference as bytes,
-                           round(255 · weight), [layers, heads, target tokens, source tokens],
-                           compressed by zlib, in base64
+                           example, the greedy output with log P per token, log P per token of the
+                           reference, and attention as bytes, round(255 · weight), compressed by
+                           zlib, in base64: cross-attention of the reference [layers, heads, target
+                           tokens, source tokens], self-attention of the text [layers, heads,
+                           tokens, tokens], or attention to the patches [layers, heads, rows,
+                           columns], divided by `maxima` of each head. A picture has the
+                           probabilities of the likeliest classes in place of an output.
     probes/weights/        with train.probe_weights the weights of each probe in half precision
 """
 
@@ -17,15 +22,19 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from manyheads.data.translation import Corpus
 from manyheads.decode.decoder import GraphCache
+from manyheads.decode.generate import Generator
 from manyheads.decode.translate import Translator
 from manyheads.errors import DataError
 from manyheads.evaluate.alignment import alignment_error
@@ -39,7 +48,11 @@ from manyheads.train.optimizer import Train
 FOLDER, SENTENCES, PROBES, WEIGHTS = "probes", "sentences.json", "probes.jsonl", "weights"
 MAX_SENTENCES = 8
 MAX_TOKENS = 18  # longest source or target: a line of text has to fit the page
-MAX_MAP_BYTES = 20_000  # attention of all sentences in one probe
+MAX_MAP_BYTES = 20_000  # attention of all examples in one probe
+MAX_PROMPTS = 4
+MAX_WINDOW = 28  # tokens of a prompt and its continuation
+MAX_CLASSES = 10  # the likeliest ones of a picture
+MAX_PICTURE_SIDE = 96  # pixels of a stored picture
 
 
 def probe_steps(steps: int, count: int) -> set[int]:
@@ -57,16 +70,55 @@ def crossings(pair: Pair) -> int:
     )
 
 
-class TranslationProbe:
-    """Translates fixed validation sentences and records attention, into the folder of a run.
+class BaseProbe:
+    """Records fixed examples at some steps of a training, into the folder of the run."""
 
-    Sentences whose words change their order most come first. `resume_step` is the step that
-    training continues from: later lines are dropped, as those of metrics.jsonl.
-    """
+    def __init__(self, folder: Path, train: Train) -> None:
+        self.folder = folder / FOLDER
+        self.steps, self.keeps_weights = probe_steps(train.steps, train.probes), train.probe_weights
+
+    def examples(self) -> list[dict[str, Any]]:
+        """The examples as the page shows them."""
+        raise NotImplementedError
+
+    def measure(self, model: Any) -> dict[str, Any]:
+        """The record of a model: for each example of `sentences`, its output and attention."""
+        raise NotImplementedError
+
+    def resume(self, step: int) -> None:
+        """Write the examples, and drop the probes after this step, as those of metrics.jsonl."""
+        self.folder.mkdir(exist_ok=True)
+        write_text(self.folder / SENTENCES, json.dumps(self.examples()) + "\n")
+        path = self.folder / PROBES
+        lines = path.read_bytes().splitlines() if path.exists() and step else []
+        past = [line.decode() for line in lines if 0 <= step_of(line) <= step]
+        write_text(path, "".join(f"{line}\n" for line in past))
+
+    @torch.no_grad()
+    def record(self, model: Any, step: int) -> None:
+        """Append a line for this step, and save the weights if requested."""
+        model.eval()
+        line = {"step": step, **self.measure(model)}
+        path = self.folder / PROBES
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise DataError(
+                f"{path} could not be saved ({error}): free disk space and try again"
+            ) from None
+        if self.keeps_weights:
+            (self.folder / WEIGHTS).mkdir(exist_ok=True)
+            state = {name: tensor.half() for name, tensor in model.state_dict().items()}
+            write_tensors(self.folder / WEIGHTS / f"{step}.safetensors", state, {"step": step})
+
+
+class TranslationProbe(BaseProbe):
+    """Translates validation sentences; those whose words change their order most come first."""
 
     def __init__(self, translator: Translator, corpus: Corpus, folder: Path, train: Train) -> None:
-        self.translator, self.folder = translator, folder / FOLDER
-        self.steps, self.keeps_weights = probe_steps(train.steps, train.probes), train.probe_weights
+        super().__init__(folder, train)
+        self.translator = translator
         rows = self._choose(corpus)
         self.sources = [corpus.sources[row] for row in rows]
         self.targets = [corpus.targets[row] for row in rows]
@@ -86,16 +138,7 @@ class TranslationProbe:
         maps = model.config.layers * getattr(model.config, "heads", 1) * MAX_TOKENS**2
         return rows[: max(1, min(MAX_SENTENCES, MAX_MAP_BYTES // maps))]
 
-    def resume(self, step: int) -> None:
-        """Write the sentences, and drop the probes after this step."""
-        self.folder.mkdir(exist_ok=True)
-        write_text(self.folder / SENTENCES, json.dumps(self._sentences()) + "\n")
-        path = self.folder / PROBES
-        lines = path.read_bytes().splitlines() if path.exists() and step else []
-        past = [line.decode() for line in lines if 0 <= step_of(line) <= step]
-        write_text(path, "".join(f"{line}\n" for line in past))
-
-    def _sentences(self) -> list[dict[str, Any]]:
+    def examples(self) -> list[dict[str, Any]]:
         tokenizer, special = self.translator.tokenizer, self.translator.special_tokens
         sentences = []
         for number, (source, target) in enumerate(zip(self.sources, self.targets, strict=True)):
@@ -113,10 +156,7 @@ class TranslationProbe:
             )
         return sentences
 
-    @torch.no_grad()
-    def record(self, model: Any, step: int) -> None:
-        """Append a line for this step, and save the weights if requested."""
-        model.eval()
+    def measure(self, model: Any) -> dict[str, Any]:
         translator = replace(self.translator, model=model)
         tokenizer, special = translator.tokenizer, translator.special_tokens
         hypotheses = translator.search(self.sources, n_best=1)
@@ -125,69 +165,227 @@ class TranslationProbe:
         sources = [special.source(ids) for ids in tokenizer.encode_batch(self.sources)]
         maps, log_probs = score(model, special, 2 * sources, [*references, *outputs])
         count = len(sources)
-        line: dict[str, Any] = {"step": step, "sentences": []}
+        line: dict[str, Any] = {"sentences": []}
         for number, (source, reference, output) in enumerate(
             zip(sources, references, outputs, strict=True)
         ):
             weights_of = maps[:, number, :, : len(reference) + 1, : len(source)]
-            data = (255 * weights_of).round().to(torch.uint8).cpu().numpy()
             line["sentences"].append(
                 {
                     "text": tokenizer.decode(output),
                     "tokens": tokenizer.subwords([*output, special.end]),
                     "log_probs": log_probs[count + number],
                     "reference_log_probs": log_probs[number],
-                    "shape": list(data.shape),
-                    "attention": base64.b64encode(zlib.compress(data.tobytes())).decode(),
+                    **pack(weights_of),
                 }
             )
         if self.pairs:
             line["alignment_error"] = alignment_error(model, tokenizer, self.pairs).rates
-        path = self.folder / PROBES
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise DataError(
-                f"{path} could not be saved ({error}): free disk space and try again"
-            ) from None
-        if self.keeps_weights:
-            (self.folder / WEIGHTS).mkdir(exist_ok=True)
-            state = {name: tensor.half() for name, tensor in model.state_dict().items()}
-            write_tensors(self.folder / WEIGHTS / f"{step}.safetensors", state, {"step": step})
+        return line
+
+
+class LanguageProbe(BaseProbe):
+    """Continues prompts of the validation text: the first half of windows of equal length."""
+
+    def __init__(self, generator: Generator, text: Tensor, folder: Path, train: Train) -> None:
+        super().__init__(folder, train)
+        self.generator = generator
+        config = generator.model.config
+        maps = config.layers * config.heads
+        # A causal map is half zeros, which take no space.
+        self.length = min(MAX_WINDOW, config.max_length, isqrt(2 * MAX_MAP_BYTES // maps))
+        count = min(MAX_PROMPTS, 2 * MAX_MAP_BYTES // (maps * max(1, self.length) ** 2))
+        self.windows = self._choose(text, count) if self.length >= 6 else []
+        self.prompts = [window[: self.length // 2] for window in self.windows]
+
+    def _choose(self, text: Tensor, count: int) -> list[list[int]]:
+        """Windows evenly spaced in the text, each from the beginning of a word."""
+        windows: list[list[int]] = []
+        for part in range(count):
+            begin = part * len(text) // count
+            near = self.generator.tokenizer.subwords(text[begin : begin + self.length].tolist())
+            first = [
+                bool(token.strip()) and (token[0].isspace() or not last.strip())
+                for last, token in pairwise(near)
+            ]
+            begin += 1 + first.index(True) if any(first) else 0
+            windows.append(text[begin : begin + self.length].tolist())
+        return [window for window in windows if len(window) == self.length]
+
+    def examples(self) -> list[dict[str, Any]]:
+        tokenizer, half = self.generator.tokenizer, self.length // 2
+        return [
+            {
+                "kind": "language",
+                "source": tokenizer.decode(window[:half]),
+                "target": tokenizer.decode(window[half:]),
+                "source_tokens": tokenizer.subwords(window[:half]),
+                "target_tokens": tokenizer.subwords(window[half:]),
+                "ids": window,
+            }
+            for window in self.windows
+        ]
+
+    def measure(self, model: Any) -> dict[str, Any]:
+        outputs = continue_prompts(replace(self.generator, model=model), self.prompts, self.length)
+        written = [[*prompt, *ids] for prompt, ids in zip(self.prompts, outputs, strict=True)]
+        maps, log_probs = score_texts(model, [*self.windows, *written])
+        tokenizer, half, count = self.generator.tokenizer, self.length // 2, len(self.windows)
+        sentences = [
+            {
+                "text": tokenizer.decode(output),
+                "tokens": tokenizer.subwords(output),
+                "log_probs": log_probs[count + number][half - 1 :],
+                "reference_log_probs": log_probs[number],
+                **pack(maps[:, number, :, : self.length, : self.length]),
+            }
+            for number, output in enumerate(outputs)
+        ]
+        return {"sentences": sentences}
+
+
+def continue_prompts(
+    generator: Generator, prompts: Sequence[Sequence[int]], length: int
+) -> list[list[int]]:
+    """The greedy continuations of prompts, to texts of at most `length` tokens."""
+    hypotheses = generator.search(prompts, length - len(prompts[0]), n_best=1)
+    return [best[0].tokens if best else [] for best in hypotheses]
+
+
+class ImageProbe(BaseProbe):
+    """Classifies validation pictures, one of each class first.
+
+    The attention of a head is that of the class token to the patches; without a class token, the
+    mean over all patches.
+    """
+
+    def __init__(
+        self, pixels: Any, images: Tensor, labels: Sequence[str], folder: Path, train: Train
+    ) -> None:
+        super().__init__(folder, train)
+        self.pixels, self.images, self.labels = pixels, images, labels
+
+    def examples(self) -> list[dict[str, Any]]:
+        every = -(-self.pixels.shape[-1] // MAX_PICTURE_SIDE)
+        stored = rearrange(
+            self.pixels[..., ::every, ::every], "n c height width -> n height width c"
+        )
+        return [
+            {
+                "kind": "images",
+                "label": label,
+                "size": list(picture.shape),
+                "pixels": packed(picture),
+            }
+            for label, picture in zip(self.labels, stored, strict=True)
+        ]
+
+    def measure(self, model: Any) -> dict[str, Any]:
+        config = model.config
+        names = config.head.labels
+        with capture(model) as maps:
+            images = self.images.to(next(model.parameters()))
+            log_probs = model(images).float().log_softmax(-1).cpu()
+        weights = torch.stack(maps["self"]).float()  # [layers, b, h, t, s]
+        looks = weights[..., 0, 1:] if config.first == "token" else weights.mean(-2)
+        looks = rearrange(looks, "l b h (row column) -> b l h row column", row=config.side)
+        maxima = looks.amax((-2, -1))
+        sentences = []
+        for number, label in enumerate(self.labels):
+            likeliest = log_probs[number].topk(min(MAX_CLASSES, len(names)))
+            rows = zip(likeliest.indices.tolist(), likeliest.values.exp().tolist(), strict=True)
+            sentences.append(
+                {
+                    "probabilities": [[names[index], round(share, 4)] for index, share in rows],
+                    "reference_log_probs": [round(float(log_probs[number, names.index(label)]), 4)],
+                    "maxima": [[round(x, 5) for x in row] for row in maxima[number].tolist()],
+                    **pack(looks[number] / maxima[number, ..., None, None]),
+                }
+            )
+        return {"sentences": sentences}
+
+
+def packed(data: Any) -> str:
+    """The bytes of an array, compressed by zlib, in base64."""
+    return base64.b64encode(zlib.compress(np.ascontiguousarray(data).tobytes())).decode()
+
+
+def pack(weights: Tensor) -> dict[str, Any]:
+    """Shape and bytes of attention weights."""
+    data = (255 * weights).round().to(torch.uint8).cpu().numpy()
+    return {"shape": list(data.shape), "attention": packed(data)}
 
 
 def score(
     model: nn.Module, special: Any, sources: Sequence[list[int]], targets: Sequence[list[int]]
 ) -> tuple[Tensor, list[list[float]]]:
     """Cross-attention [layers, b, h, t, s], and log P of every target token and of the end."""
-    device = next(model.parameters()).device
-
-    def pad(rows: Sequence[list[int]]) -> Tensor:
-        longest = max(map(len, rows))
-        return torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
-
-    source = pad(sources)
-    lengths = torch.tensor([len(row) for row in sources], device=device)
-    padding_mask = torch.arange(source.shape[1], device=device) < lengths[:, None]
+    source, lengths = _pad(model, sources), torch.tensor([len(row) for row in sources])
+    padding_mask = torch.arange(source.shape[1]) < lengths[:, None]
+    target = _pad(model, [[special.start, *ids] for ids in targets])
     with capture(model) as maps:
-        logits = model(source, pad([[special.start, *ids] for ids in targets]), padding_mask)
-    labels = pad([[*ids, special.end] for ids in targets])
+        logits = model(source, target, padding_mask.to(source.device))
+    return torch.stack(maps["cross"]).float(), _log_probs(
+        model, logits, [[*ids, special.end] for ids in targets]
+    )
+
+
+def score_texts(model: nn.Module, texts: Sequence[list[int]]) -> tuple[Tensor, list[list[float]]]:
+    """Self-attention [layers, b, h, t, t] of texts, and log P of every token but the first."""
+    with capture(model) as maps:
+        logits = model(_pad(model, texts))
+    log_probs = _log_probs(model, logits[:, :-1], [ids[1:] for ids in texts])
+    return torch.stack(maps["self"]).float(), log_probs
+
+
+def _pad(model: nn.Module, rows: Sequence[list[int]]) -> Tensor:
+    longest, device = max(map(len, rows)), next(model.parameters()).device
+    return torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
+
+
+def _log_probs(model: nn.Module, logits: Tensor, rows: Sequence[list[int]]) -> list[list[float]]:
+    labels = _pad(model, rows)
     log_probs = logits.float().log_softmax(-1).gather(-1, labels[..., None])[..., 0]
-    rounded = [
-        [round(value, 4) for value in row[: len(ids) + 1]]
-        for row, ids in zip(log_probs.tolist(), targets, strict=True)
-    ]
-    return torch.stack(maps["cross"]).float(), rounded
+    pairs = zip(log_probs.tolist(), rows, strict=True)
+    return [[round(value, 4) for value in values[: len(ids)]] for values, ids in pairs]
+
+
+def _settled(task: Any) -> Train | None:
+    """The training settings; None if the run has fewer steps than probes."""
+    train: Train = task.train.settled(task.per_epoch)
+    return train if train.steps >= train.probes else None
 
 
 def translation_probe(task: Any, model: Any, folder: Path) -> TranslationProbe | None:
     """The probe of a translation task; None if there is nothing to show, or the run is short."""
-    train = task.train.settled(task.per_epoch)
-    if not has_cross_attention(model) or train.steps < train.probes:
+    train = _settled(task)
+    if not has_cross_attention(model) or train is None:
         return None
     # Before it has learned to stop, a model would write to the limit.
     decode = replace(task.run.decode, beam=1, max_length_ratio=1.0, max_length_extra=6)
     translator = Translator(model, task.tokenizer, decode, GraphCache())
     probe = TranslationProbe(translator, task.valid_corpus, folder, train)
     return probe if probe.sources else None
+
+
+def language_probe(task: Any, model: Any, folder: Path) -> LanguageProbe | None:
+    """The probe of a language model; None if its maps are too large, or not of all tokens."""
+    train = _settled(task)
+    if train is None or not model.config.attention.exact:
+        return None
+    generator = Generator(model, task.tokenizer, replace(task.run.decode, beam=1))
+    probe = LanguageProbe(generator, torch.from_numpy(task.valid.flat), folder, train)
+    return probe if probe.windows else None
+
+
+def image_probe(task: Any, model: Any, folder: Path) -> ImageProbe | None:
+    """The probe of an image classifier; None if the maps of one picture are too large."""
+    train, config = _settled(task), model.config
+    count = min(MAX_SENTENCES, MAX_MAP_BYTES // (config.layers * config.heads * config.side**2))
+    if train is None or not config.attention.exact or not count:
+        return None
+    _, first = np.unique(task.valid_labels, return_index=True)
+    rest = np.setdiff1d(np.arange(len(task.valid_labels)), first)
+    rows = [*first.tolist(), *rest.tolist()][:count]
+    labels = [config.head.labels[index] for index in task.valid_labels[rows]]
+    return ImageProbe(task.valid[rows], task.normalized(rows), labels, folder, train)

@@ -7,11 +7,12 @@ sentence that fits (else word) when a summary is generated.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from manyheads.data.files import decode_lines
 from manyheads.data.summaries import SummaryData, as_lines
 from manyheads.data.translation import Corpus, FilesData
-from manyheads.decode.translate import BaseTranslator, read_lines
+from manyheads.decode.translate import BaseTranslator
 from manyheads.evaluate.rouge import has_rouge, rouge_scorer, rouge_scores
-from manyheads.evaluate.scores import Scores
+from manyheads.evaluate.scores import Scores, add_plugin_metrics
 from manyheads.tasks import translation
 from manyheads.tasks.spec import LoadedModel, token_unit
 from manyheads.tasks.translation import TranslationTask, target_likelihood
@@ -20,6 +21,9 @@ from manyheads.train.metrics import Bar
 
 class SummaryTask(TranslationTask):
     """Trained as translation is; validation has ROUGE-L instead of BLEU, if it is installed."""
+
+    def warn_metrics(self, valid: Corpus) -> str:
+        return ""
 
     def text_scores(self, translator: BaseTranslator, rows: list[int]) -> dict[str, float]:
         if not has_rouge():
@@ -45,7 +49,7 @@ def truncate_lines(
     translator: BaseTranslator, stream: Iterable[bytes], warn: Callable[[str], None]
 ) -> Iterator[bytes]:
     """A stream of documents, one a line, each truncated to what the model can encode."""
-    for number, line in enumerate(read_lines(stream), start=1):
+    for number, line in enumerate(decode_lines(stream), start=1):
         start = truncate(translator, line)
         if len(start) < len(line):
             warn(
@@ -76,6 +80,7 @@ def evaluate(loaded: LoadedModel, data: SummaryData | FilesData, split_name: str
             translator, corpus.sources, lambda done: bar.update(done, "documents")
         )
     scores = rouge_scores(summaries, references(corpus))
+    scores = add_plugin_metrics(scores, "summaries", summaries, references(corpus))
     likelihood = target_likelihood(translator, corpus, "truncate")
     if likelihood:
         unit = token_unit(translator.tokenizer)

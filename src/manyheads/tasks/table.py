@@ -1,5 +1,11 @@
 """The task table. A new task is a module with a `TaskSpec` and one line here."""
 
+from manyheads.data.images import ImageData
+from manyheads.data.labelled import LabelledData
+from manyheads.data.language import TextData
+from manyheads.data.music import MusicData
+from manyheads.data.summaries import SummaryData
+from manyheads.data.translation import FilesData, PhrasebookData
 from manyheads.tasks import (
     classification,
     images,
@@ -10,6 +16,8 @@ from manyheads.tasks import (
     translation,
 )
 from manyheads.tasks.spec import TaskTable
+
+Data = PhrasebookData | FilesData | SummaryData | TextData | LabelledData | ImageData | MusicData
 
 TASKS = TaskTable(
     {

@@ -6,7 +6,6 @@ L = −Σ_t log P(y_t | y_1, …, y_{t−1}, x)
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 from typing import Any
 
 from manyheads.data.batching import Batches, batches_by_length, split
@@ -25,9 +24,10 @@ from manyheads.errors import DataError, UserError
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
 from manyheads.evaluate.scores import (
     Scores,
+    add_plugin_metrics,
     bleu_tokenizer,
-    lacks_spaces,
     loss_scores,
+    missing_spaces,
     paired_scores,
     translation_scores,
 )
@@ -46,6 +46,7 @@ from manyheads.train.step import Loss, cross_entropy
 COMPOSITIONAL = "compositional"
 VERB_FINAL = "The student thinks that your father will hide the picture."
 LANGUAGE = re.compile(r"[a-z]{2,3}([-_][a-z0-9]{2,8})?")
+NOT_LANGUAGES = ("txt", "raw", "tok", "ref", "src", "tgt", "out")
 MULTIPLE = 2  # of lengths on a GPU: few shapes to capture as CUDA graphs, and little padding
 ALIGNED_PAIRS = 300  # enough for two digits of the alignment error
 
@@ -129,6 +130,7 @@ class TranslationTask(BaseTask[Batch]):
             self.data.add_bpe_dropout(part, segmenter, copies - 1, max_length)
         self.digest = self.data.digest()
         self.notes += [*self.data.notes, *self.valid.notes]
+        self.notes += filter(None, [self.warn_metrics(valid)])
         budget = train.batch_tokens * train.accumulate
         self.order = Batches(self.data.lengths, budget, self.run.seed)
         self.per_epoch = -(-self.order.per_epoch // copies)  # copies do not make an epoch longer
@@ -162,6 +164,10 @@ class TranslationTask(BaseTask[Batch]):
             decode = replace(self.run.decode, beam=1)
             scores |= self.text_scores(Translator(model, self.tokenizer, decode, self.graphs), rows)
         return scores
+
+    def warn_metrics(self, valid: Corpus) -> str:
+        """A warning if the metrics of validation do not fit the language."""
+        return missing_spaces(["bleu"], tokenizer_for(self.run.data), valid.targets)
 
     def text_scores(self, translator: BaseTranslator, rows: list[int]) -> dict[str, float]:
         """Scores of the model's translations of some validation pairs."""
@@ -204,14 +210,15 @@ def language_pair(data: Any) -> tuple[str, str]:
         source, _, target = data.pair.partition("-")
         return source, target
     if isinstance(data, FilesData):
-        return _language_of(data.source), _language_of(data.target)
+        source, target = map(_language_of, data.languages)
+        return source, target
     return "", ""
 
 
-def _language_of(file: str) -> str:
-    """The language in `en`, `train.en` or `train.en.gz`."""
-    suffix = PurePath(file.removesuffix(".gz")).name.rpartition(".")[2].lower()
-    return suffix if LANGUAGE.fullmatch(suffix) else ""
+def _language_of(ending: str) -> str:
+    """A code such as `en` or `zh_cn`, but not the ending of any text file."""
+    code = ending.lower()
+    return code if LANGUAGE.fullmatch(code) and code not in NOT_LANGUAGES else ""
 
 
 def tokenizer_for(*data: Any) -> str:
@@ -246,11 +253,8 @@ def evaluate_translation(
             corpus.sources, lambda done: bar.update(done, "sentences")
         )
     scores = translation_scores(translations, references, tokenize, metrics, confidence=confidence)
-    if tokenize == "13a" and "bleu" in metrics and lacks_spaces(corpus.targets):
-        scores["note"] = (
-            "the references have no spaces between words, and BLEU's tokenizer 13a needs them: "
-            "add --tokenize zh, ja-mecab or char"
-        )
+    if note := missing_spaces(metrics, tokenize, corpus.targets):
+        scores["note"] = note
     if against is not None:
         baseline = against.translate_long(corpus.sources)
         scores["paired"] = paired_scores(baseline, translations, references, tokenize, metrics)
@@ -288,9 +292,11 @@ def evaluate(
     if tokenize == "auto":
         tokenize = tokenizer_for(data, loaded.run.data)
     baseline = None if against is None else against.translator()
-    return evaluate_translation(
+    result = evaluate_translation(
         *(loaded.translator(), data, split_name, tokenize), against=baseline, **options
-    ).scores
+    )
+    references = result.corpus.references or [[target] for target in result.corpus.targets]
+    return add_plugin_metrics(result.scores, "translation", result.translations, references)
 
 
 def has_dropout(model: Any) -> bool:

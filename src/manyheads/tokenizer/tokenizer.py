@@ -20,6 +20,7 @@ from tokenizers.processors import TemplateProcessing
 
 from manyheads.errors import DataError, UserError
 from manyheads.fileio import write_text
+from manyheads.tokenizer.charsmap import take_charsmap
 from manyheads.tokenizer.trace import Ranks, Step, match_steps, merge_steps, symbols
 
 # In the order of their ids.
@@ -95,6 +96,8 @@ class Tokenizer:
         # Files made elsewhere may truncate or pad.
         library.no_truncation()
         library.no_padding()
+        self._normalizer = library.normalizer  # before the map is taken out
+        self._charsmap = take_charsmap(library)
         self._library = library
 
     # --- Encode and decode ---
@@ -122,7 +125,8 @@ class Tokenizer:
             self._library.enable_truncation(longest)
         try:
             with _encoding_errors():
-                encodings = self._library.encode_batch(list(texts), add_special_tokens=True)
+                normalized = [self._normalized(text) for text in texts]
+                encodings = self._library.encode_batch(normalized, add_special_tokens=True)
         finally:
             self._library.encode_special_tokens = True
             self._library.no_truncation()
@@ -137,7 +141,11 @@ class Tokenizer:
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Start and end of each token in characters; part of a character counts as all of it."""
-        return [(start, stop) for start, stop in self._encoding(text).offsets]
+        offsets = self._encoding(text).offsets
+        if self._charsmap is None:
+            return [(start, stop) for start, stop in offsets]
+        origins = [*self._charsmap.normalize(text)[1], len(text)]
+        return [(origins[start], origins[stop]) for start, stop in offsets]
 
     # --- Special tokens ---
 
@@ -214,6 +222,7 @@ class Tokenizer:
     def words(self, text: str) -> list[str]:
         """The words that are split into subwords, in the symbols of the vocabulary."""
         normalizer, splitter = self._library.normalizer, self._library.pre_tokenizer
+        text = self._normalized(text)
         text = normalizer.normalize_str(text) if normalizer is not None else text
         if splitter is None:
             return [text]
@@ -264,7 +273,12 @@ class Tokenizer:
         write_text(path, self.to_json())
 
     def to_json(self) -> str:
-        return self._library.to_str(pretty=True) + "\n"
+        if self._charsmap is None:
+            return self._library.to_str(pretty=True) + "\n"
+        stripped, self._library.normalizer = self._library.normalizer, self._normalizer
+        text = self._library.to_str(pretty=True) + "\n"
+        self._library.normalizer = stripped
+        return text
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
@@ -279,11 +293,20 @@ class Tokenizer:
 
     def _encoding(self, text: str) -> tokenizers.Encoding:
         with _encoding_errors():
-            return self._library.encode(text, add_special_tokens=False)
+            return self._library.encode(self._normalized(text), add_special_tokens=False)
 
     def _encodings(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
         with _encoding_errors():
-            return self._library.encode_batch(list(texts), add_special_tokens=False)
+            normalized = [self._normalized(text) for text in texts]
+            return self._library.encode_batch(normalized, add_special_tokens=False)
+
+    def _normalized(self, text: Any) -> Any:
+        """A text, or a pair of texts, after a SentencePiece map of characters."""
+        if self._charsmap is None:
+            return text
+        if isinstance(text, tuple):
+            return tuple(self._charsmap.normalize(part)[0] for part in text)
+        return self._charsmap.normalize(text)[0]
 
     @cached_property
     def _layout(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from manyheads.errors import DataError, UserError
 from manyheads.optimize import can_capture, checkpoint_blocks, compile_blocks, optimize
 from manyheads.train.checkpoint import Checkpointer, Progress
 from manyheads.train.ema import Ema
+from manyheads.train.loggers import Callback, check_installed
 from manyheads.train.metrics import Bar, LogWindow, Metrics
 from manyheads.train.optimizer import Train, build_optimizer, learning_rate
 from manyheads.train.step import (
@@ -132,6 +133,8 @@ class Trainer:
     `saved_model` is the part of the model to use afterwards, if training needs more than that;
     `metadata` goes into the header of its file; `probe` records the model at `probe.steps`;
     `shards` are the parameters of a model that was built for FSDP.
+    `callback(step, split, scores)` gets each line of metrics.jsonl, as the library of
+    `train.log_to` does, which also gets the `settings` of the run.
     """
 
     def __init__(
@@ -148,7 +151,10 @@ class Trainer:
         world: World = ONE_PROCESS,
         probe: Probe | None = None,
         shards: "ShardedBuild | None" = None,
+        settings: dict[str, Any] | None = None,
+        callback: Callback | None = None,
     ) -> None:
+        check_installed(train.log_to)
         self.model, self.task, self.train = model, task, train
         self.saved_model = model if saved_model is None else saved_model
         self.dim, self.seed, self.folder, self.world = dim, seed, folder, world
@@ -184,7 +190,9 @@ class Trainer:
         )
         self.progress = self.checkpointer.load() or Progress(data=task.digest)
         self._check_progress()
-        self.metrics = Metrics(folder, self.progress.step) if world.is_main else None
+        self.metrics = None
+        if world.is_main:
+            self.metrics = Metrics(folder, self.progress.step, train.log_to, settings, callback)
 
     def _check_progress(self) -> None:
         progress = self.progress

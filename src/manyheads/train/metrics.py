@@ -1,9 +1,8 @@
-"""Metrics of training: means over steps, metrics.jsonl, TensorBoard, and progress on stderr."""
+"""Metrics of training: means over steps, metrics.jsonl, loggers, and progress on stderr."""
 
 import json
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from manyheads.errors import DataError
 from manyheads.fileio import replace_file
+from manyheads.train.loggers import Callback, Logger, open_logger
 from manyheads.train.step import StepStats
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -56,20 +56,27 @@ class LogWindow(StepStats):
 
 
 class Metrics:
-    """metrics.jsonl, one object a line, and TensorBoard if it is installed.
+    """metrics.jsonl, one object a line, which also go to a logger (`log_to`) and a callback.
 
     Lines after `step`, the step to resume from, are dropped, since their steps will be repeated; so
     are damaged ones.
     """
 
-    def __init__(self, folder: Path, step: int) -> None:
-        self.path, self.first_step = folder / "metrics.jsonl", step + 1
+    def __init__(
+        self,
+        folder: Path,
+        step: int,
+        log_to: str | None = None,
+        settings: dict[str, Any] | None = None,
+        callback: Callback | None = None,
+    ) -> None:
+        self.path, self.step, self.log_to = folder / "metrics.jsonl", step, log_to
+        self.settings, self.callback = settings or {}, callback
         lines = self.path.read_bytes().splitlines() if self.path.exists() else []
         past = b"".join(line + b"\n" for line in lines if 0 <= step_of(line) <= step)
         replace_file(self.path, lambda partial: partial.write_bytes(past))
         self.file = self.path.open("a", encoding="utf-8")
-        self.board: Any = None
-        self.has_tensorboard = find_spec("tensorboard") is not None
+        self.logger: Logger | None = None
 
     def write(self, step: int, split: str, scores: dict[str, float]) -> None:
         try:
@@ -79,20 +86,16 @@ class Metrics:
             raise DataError(
                 f"{self.path} could not be saved ({error}): free disk space and try again"
             ) from None
-        if self.has_tensorboard and self.board is None:
-            # Imported late: it takes seconds.
-            from torch.utils.tensorboard.writer import SummaryWriter
-
-            self.board = SummaryWriter(
-                str(self.path.with_name("tensorboard")), purge_step=self.first_step
-            )
-        for name, value in scores.items() if self.board is not None else ():
-            self.board.add_scalar(f"{split}/{name}", value, step)
+        if self.log_to is not None and self.logger is None:
+            self.logger = open_logger(self.log_to, self.path.parent, self.step, self.settings)
+        for listener in (self.logger, self.callback):
+            if listener is not None:
+                listener(step, split, scores)
 
     def close(self) -> None:
         self.file.close()
-        if self.board is not None:
-            self.board.close()
+        if self.logger is not None:
+            self.logger.close()
 
 
 def step_of(line: bytes) -> int:

@@ -75,6 +75,9 @@ class Train:
     probes: Annotated[Natural, "Steps recorded for the Watch page (shorter runs: none)"] = 40
     probe_weights: Annotated[bool, "Keep the weights of each probe, in half precision"] = False
     log_every: Annotated[Count, "Steps between lines of metrics.jsonl"] = 50
+    log_to: Annotated[
+        Literal["tensorboard", "wandb", "trackio"] | None, "Send metrics to this library as well"
+    ] = None
     precision: Annotated[
         Literal["auto", "float32", "bfloat16"],
         "Mixed precision; auto: bfloat16 on a GPU that supports it",

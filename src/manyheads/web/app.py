@@ -6,7 +6,8 @@ and lists its endpoints in `ROUTES`.
 
 import ctypes
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from threading import Thread
 
@@ -28,8 +29,10 @@ from manyheads.web import (
     lens,
     music,
     positions,
+    quizzes,
     runs,
     tokens,
+    training,
     translating,
     watch,
 )
@@ -65,6 +68,13 @@ async def failed(request: Request, error: Exception) -> Response:
     return answer_of(error)
 
 
+@asynccontextmanager
+async def _stop_training(app: Starlette) -> AsyncIterator[None]:
+    """A training that was started from the page ends with the server."""
+    yield
+    app.state.training.stop()
+
+
 def build_app(
     folder: Path, policy: AccessPolicy | None = None, limits: Limits | None = None
 ) -> ASGIApp:
@@ -86,13 +96,17 @@ def build_app(
             *translating.ROUTES,
             *decoding.ROUTES,
             *watch.ROUTES,
+            *quizzes.ROUTES,
+            *training.ROUTES,
             Mount("/page", StaticFiles(directory=PAGE)),
             Route("/", page),
             Route("/{page}", page),
         ],
         exception_handlers=dict.fromkeys(expected, failed) | {Exception: failed},
+        lifespan=_stop_training,
     )
     app.state.library, app.state.limits = Library(folder), limits
+    app.state.training = training.DemoTraining(folder, is_local=policy.is_local)
     app.state.traces = Traces(limits.trace_bytes, limits.traces)
     return Guard(app, policy, limits)
 

@@ -43,7 +43,7 @@ def export(folder: Path, to: Path) -> Path:
     """Write the static page of a translation run, or of all such runs in a folder."""
     check_folder(folder)
     runs = [summary(name, path) for name, path in Library(folder).folders().items()]
-    runs = [run for run in runs if run.get("kind") == "seq2seq"]
+    runs = [{**run, "kept": []} for run in runs if run.get("kind") == "seq2seq"]
     if not runs:
         raise UserError(f"{folder} holds no Transformer that translates: --export needs one")
     recording = asyncio.run(_record(folder, runs))
@@ -54,7 +54,7 @@ def export(folder: Path, to: Path) -> Path:
 
 async def _record(folder: Path, runs: list[dict[str, Any]]) -> dict[str, Any]:
     recorder = Recorder(folder)
-    for file in ("tour.json", "watchview.js"):
+    for file in ("tour.json", *sorted(path.name for path in PAGE.glob("watch*.js"))):
         await recorder.get(f"/page/{file}")
     await recorder.get("/api/runs", change=lambda answer: {**answer, "runs": runs})
     texts = {run["name"]: _texts(recorder.library, run) for run in runs}
@@ -146,6 +146,7 @@ class Recorder:
     async def run(self, run: str) -> None:
         """What Watch, Train and Runs show; then the requests that look for new lines."""
         await self.get("/api/settings", run=run)
+        await self.get("/api/probes", _without_weights, run=run, last=1)
         for path in ("/api/probes", "/api/metrics"):
             since, version, more = 0, "", True
             while more:

@@ -5,7 +5,15 @@ import math
 from torch import nn
 
 from manyheads.nn.attention import CrossAttention, SelfAttention
-from manyheads.nn.layers import ACTIVATIONS, FeedForward, GatedFeedForward, LMHead, Residual
+from manyheads.nn.experts import ExpertFeedForward
+from manyheads.nn.layers import (
+    ACTIVATIONS,
+    FeedForward,
+    GatedFeedForward,
+    LMHead,
+    NoResidual,
+    Residual,
+)
 from manyheads.nn.positions import (
     AlibiPosition,
     BucketPosition,
@@ -48,7 +56,8 @@ def pair_score(part: Score, channels: int, product: str = "q_i · k_j") -> str:
         return "(U q)ᵀ (V k)"
     if isinstance(part, AdditiveScore):
         return "wᵀ tanh(A q + B k)"
-    assert isinstance(part, InnerScore)
+    if not isinstance(part, InnerScore):  # a plug-in's score
+        return f"{type(part).__name__}(q_i, k_j)"
     if math.isclose(part.scale, channels**-0.5):
         return f"{product} / √c"
     return product if part.scale == 1.0 else f"{part.scale:g} · {product}"
@@ -111,13 +120,18 @@ def projected(letter: str, part: SelfAttention | CrossAttention, position: Posit
 
 
 def norm(part: nn.Module) -> str:
+    if isinstance(part, nn.Identity):
+        return "x: the model has no norms"
+    gain, bias = ("γ ", " + β") if getattr(part, "weight", None) is not None else ("", "")
     if isinstance(part, nn.RMSNorm):
-        return "RMSNorm(x) = γ x / √(mean(x²) + ε)"
-    return "LayerNorm(x) = γ (x − μ) / √(σ² + ε) + β"
+        return f"RMSNorm(x) = {gain}x / √(mean(x²) + ε)"
+    return f"LayerNorm(x) = {gain}(x − μ) / √(σ² + ε){bias}"
 
 
 def summed(part: Residual, inside: str) -> str:
     """x + f(…) with the norm before (pre) or after (post) the sum."""
+    if isinstance(part, NoResidual):
+        return f"{inside}(…) without x: no residual connection"
     if part.placement == "pre":
         return f"x + {inside}(Norm(x))"
     return f"x + {inside}(x),  then Norm of it"
@@ -136,7 +150,9 @@ def hidden(part: FeedForward | GatedFeedForward) -> str:
 def feedforward(part: nn.Module) -> str:
     if isinstance(part, FeedForward | GatedFeedForward):
         return f"FFN(x) = h W₂{plus_bias(part.outer, 'b₂')}"
-    return "Σ_e g_e(x) · FFN_e(x) over the chosen experts e"
+    if isinstance(part, ExpertFeedForward):
+        return "Σ_e g_e(x) · FFN_e(x) over the chosen experts e"
+    return f"{type(part).__name__}(x)"
 
 
 def logits(part: LMHead) -> str:

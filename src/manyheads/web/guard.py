@@ -86,6 +86,11 @@ class AccessPolicy:
         needed = token or secrets.token_urlsafe(18)
         return cls(names=LOOPBACK | {name}, any_address=everywhere, token=needed)
 
+    @property
+    def is_local(self) -> bool:
+        """True if only this computer can reach the server."""
+        return not self.any_address and all(map(is_loopback, self.names))
+
     def knows(self, host: str) -> bool:
         name = name_in(host)
         return name in self.names or (self.any_address and is_address(name))

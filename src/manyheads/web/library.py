@@ -1,4 +1,7 @@
-"""The runs in a folder, listed at each request, and a cache of their models."""
+"""The runs in a folder, listed at each request, and a cache of their models.
+
+`run@step` names a run with the weights of a step, if train.probe_weights kept them.
+"""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -10,6 +13,9 @@ from manyheads.errors import UserError
 from manyheads.exchange.huggingface import CONFIG
 from manyheads.loading import TorchRun, load_run
 from manyheads.run import SETTINGS
+from manyheads.tasks.probes import FOLDER as PROBES
+from manyheads.tasks.probes import WEIGHTS
+from manyheads.train.checkpoint import read_tensors
 from manyheads.web.guard import check_client
 from manyheads.web.responses import Problem
 
@@ -43,10 +49,26 @@ class Library:
         return by_name
 
     def find(self, name: str) -> Path:
-        folder = self.folders().get(name)
+        """The folder of a run; that of `run` for the name `run@step`."""
+        folders = self.folders()
+        folder = folders.get(name) or folders.get(_split(name)[0])
         if folder is None:
             raise Problem(404, f"run '{name[:80]}' not found", "no-run")
         return folder
+
+    def _snapshot(self, name: str) -> Path | None:
+        """The weights that the name `run@step` stands for; None for the last weights of a run."""
+        if name in self.folders():
+            return None
+        run, step = _split(name)
+        path = self.find(run) / PROBES / WEIGHTS / f"{step}.safetensors"
+        if not step.isdecimal() or not path.is_file():
+            raise Problem(
+                404,
+                f"no weights of step {step[:20]}: train with train.probe_weights=true",
+                "no-weights",
+            )
+        return path
 
     def version(self, name: str) -> str:
         """Changes whenever the weights of a run change."""
@@ -62,7 +84,7 @@ class Library:
         folder, key = self.find(name), (name, self.version(name))
         with self._turn():
             if key not in self._open:
-                self._open[key] = _torch_run(folder)
+                self._open[key] = _torch_run(folder, self._snapshot(name))
             self._open.move_to_end(key)
             while len(self._open) > OPEN_MODELS:
                 self._open.popitem(last=False)
@@ -79,12 +101,20 @@ class Library:
             self._lock.release()
 
 
-def _torch_run(folder: Path) -> TorchRun:
+def _split(name: str) -> tuple[str, str]:
+    run, _, step = name.rpartition("@")
+    return run, step
+
+
+def _torch_run(folder: Path, snapshot: Path | None = None) -> TorchRun:
     opened = load_run(folder)
     if not isinstance(opened, TorchRun):
         raise UserError(
             f"{folder.name} is an exported model without internals: open the original run"
         )
+    if snapshot is not None:
+        tensors, _ = read_tensors(snapshot)
+        opened.model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     opened.model.eval()
     return opened
 

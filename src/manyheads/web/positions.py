@@ -101,7 +101,8 @@ class BuiltScheme:
 
     @property
     def kind(self) -> str:
-        return KINDS[type(self.position)]
+        """Its name; a scheme of a plug-in has no row in the table."""
+        return KINDS.get(type(self.position), type(self.position).__name__)
 
 
 def scheme(kind: str, base: float) -> PositionConfig | Sinusoidal2d:
@@ -280,7 +281,7 @@ def _positions(fields: Fields, library: Library, traces: Traces) -> Response:
 
 def _answer(built: BuiltScheme, length: int, key: list[Any], traces: Traces) -> Response:
     name = "p" + hashlib.sha256(json.dumps(key).encode()).hexdigest()[:20]
-    position, sizes, note = built.position, built.sizes, BEYOND[built.kind]
+    position, sizes, note = built.position, built.sizes, BEYOND.get(built.kind, "")
     grid = None
     if built.columns is not None:  # show all patches of an image
         length = sizes.max_length

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from manyheads.models.base import Model
 from manyheads.nn.attention import CrossAttention
-from manyheads.nn.layers import FeedForward, GatedFeedForward, Residual
+from manyheads.nn.layers import FeedForward, GatedFeedForward, NoResidual, Residual
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import InnerScore
 from manyheads.web.trace import stacks
@@ -155,6 +155,8 @@ class Provenance:
             if residual.placement == "post":
                 before = self.tensors[f"{self.stack}.{self.kind}.sum"][self.layer]
             return self._norm(residual.norm, before[row])
+        if isinstance(residual, NoResidual):
+            return None
         output = self.tensors[f"{self.stack}.{self.kind}.output"][self.layer]
         x = float(self._before()[row, column])
         return _sum("x + output", [("x", x), ("output", float(output[row, column]))])
@@ -168,6 +170,8 @@ class Provenance:
             epsilon = torch.finfo(x.dtype).eps if norm.eps is None else norm.eps
             unit, name = x[column] / (x.square().mean() + epsilon).sqrt(), "x / rms"
         else:
+            return None
+        if norm.weight is None:
             return None
         scale = norm.weight.detach().float().cpu()[column : column + 1]
         bias = getattr(norm, "bias", None)

@@ -1,28 +1,38 @@
 """Endpoints of the Runs and Train pages: the list of runs, their settings and metrics."""
 
 import json
+import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from manyheads.data.translation import PhrasebookData
 from manyheads.errors import UserError
 from manyheads.run import SCORES, SETTINGS, Run, read_run
 from manyheads.summary import count_parameters
+from manyheads.tasks.probes import FOLDER as PROBE_FOLDER
+from manyheads.tasks.probes import PROBES, WEIGHTS
 from manyheads.tasks.spec import EXAMPLE
+from manyheads.tasks.translation import language_pair
 from manyheads.train.optimizer import Train, learning_rate
 from manyheads.web.library import Library
 from manyheads.web.responses import Fields, problem_of
 
 METRICS = "metrics.jsonl"
+# "you" is dir, euch or Ihnen: beam search has hypotheses of almost equal score.
+AMBIGUOUS = "His father asks whether Tom is lending you five hats now."
 MOST_BYTES = 4 * 2**20  # bytes of a metrics file read per response
 POINTS = 400  # points of the schedule curve
+SPARKS = 48  # points of the loss curve in a summary
 MOST = sys.float_info.max
 
 
@@ -39,7 +49,8 @@ def _all(library: Library) -> list[dict[str, Any]]:
 
 def summary(name: str, folder: Path) -> dict[str, Any]:
     """The summary of a run, cached until one of its files changes."""
-    return _summary(name, folder, *(_stamp(folder / file) for file in (SETTINGS, METRICS, SCORES)))
+    files = (SETTINGS, METRICS, SCORES, f"{PROBE_FOLDER}/{PROBES}")
+    return _summary(name, folder, *(_stamp(folder / file) for file in files))
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -67,6 +78,11 @@ def _summary(name: str, folder: Path, *stamps: tuple[int, int]) -> dict[str, Any
         "name": name,
         "kind": run.model.kind,
         "task": run.task,
+        "languages": [code for code in language_pair(run.data) if code],
+        "command": command(folder),
+        "losses": losses(records),
+        "probed": any(size for _, size in stamps[3:]),
+        "kept": kept_steps(folder),
         "parameters": parameters,
         "steps": run.train.steps if run.train.epochs is None else None,
         "step": max((r["step"] for r in records), default=0),
@@ -74,7 +90,26 @@ def _summary(name: str, folder: Path, *stamps: tuple[int, int]) -> dict[str, Any
         "scores": _scores(folder),
         "can": run.spec.pages(run),
         "example": run.spec.example(run),
+        "ambiguous": AMBIGUOUS if isinstance(run.data, PhrasebookData) else None,
     }
+
+
+def losses(records: list[dict[str, Any]]) -> list[list[float]]:
+    """[step, training loss] of a training, at most `SPARKS` of them with the first and the last."""
+    points = [[r["step"], r["loss"]] for r in records if r["split"] == "train" and "loss" in r]
+    chosen = np.linspace(0, len(points) - 1, min(SPARKS, len(points))).round().astype(int)
+    return [points[at] for at in chosen]
+
+
+def kept_steps(folder: Path) -> list[int]:
+    """The steps of a training whose weights were kept (train.probe_weights)."""
+    files = (folder / PROBE_FOLDER / WEIGHTS).glob("*.safetensors")
+    return sorted(int(path.stem) for path in files if path.stem.isdecimal())
+
+
+def command(folder: Path) -> str:
+    """The command that repeats the training of a run."""
+    return shlex.join(["manyheads", "train", str(folder / SETTINGS), "--out", "NEW"])
 
 
 def _scores(folder: Path) -> dict[str, float]:
@@ -103,15 +138,15 @@ def _settings(name: str, library: Library) -> Response:
     folder = library.find(name)
     read_run(folder)
     text = (folder / SETTINGS).read_text(encoding="utf-8")
-    command = f"manyheads train {folder / SETTINGS} --out NEW"
-    return JSONResponse({"name": name, "settings": text, "command": command})
+    return JSONResponse({"name": name, "settings": text, "command": command(folder)})
 
 
 async def metrics(request: Request) -> Response:
     """GET ?run&since&version: the records after byte `since`, and the next offset.
 
     A resumed run replaces its metrics file, which changes `version`; the response then starts at
-    byte 0 (`reset`). `more` is true if the file continues after this response.
+    byte 0 (`reset`). `more` is true if the file continues after this response. `age` is the time
+    since the last line, `seconds` the time between the start of the training and that line.
     """
     fields = Fields.of_query(request)
     library: Library = request.app.state.library
@@ -126,6 +161,8 @@ def _metrics(fields: Fields, library: Library) -> Response:
         run = read_run(folder) if (folder / SETTINGS).is_file() else None
         # An imported model has default settings, but no data: it was not trained with them.
         answer["schedule"] = None if run is None or run.data is None else schedule(run)
+    begun, written = (_stamp(folder / file)[0] / 1e9 for file in (SETTINGS, METRICS))
+    answer["age"], answer["seconds"] = max(0.0, time.time() - written), max(0.0, written - begun)
     return JSONResponse(answer)
 
 

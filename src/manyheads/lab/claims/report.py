@@ -94,6 +94,9 @@ def as_markdown(results: Sequence[Result], command: str) -> str:
         "",
         f"Written by `{command}`: {counted(results)}.",
         "",
+        "Needs: the extra `figures` for the plots, and hours on a CPU for all; one claim takes "
+        "minutes.",
+        "",
         f"{_plain(how(results))} Each claim is a file in `src/manyheads/lab/claims/lectures`.",
         "",
         "| claim | sentence | verdict |",

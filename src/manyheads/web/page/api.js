@@ -31,9 +31,12 @@ async function ask(path, options) {
   throw new Refused(message, type, answer.status);
 }
 
-/** @param {string} path @param {Record<string, string|number>} [query] */
+/** @param {Record<string, string|number>} values */
+const queryOf = (values) => new URLSearchParams(Object.entries(values).map(([key, value]) => [key, String(value)]));
+
+/** @param {string} path @param {Record<string, string|number>} [query] @param {AbortSignal} [signal] */
 export async function get(path, query = {}, signal = undefined) {
-  return (await ask(`${path}?${new URLSearchParams(query)}`, { signal })).json();
+  return (await ask(`${path}?${queryOf(query)}`, { signal })).json();
 }
 
 /** @param {string} path @param {object} body @param {AbortSignal} [signal] */
@@ -52,13 +55,12 @@ export async function post(path, body, signal = undefined) {
 /**
  * A tensor of a trace, or one layer or head of it.
  * @param {string} trace @param {string} name as `encoder.self.weights`
- * @param {{layer?: number, head?: number, dtype?: "f32"|"u8", side?: number, own?: number}} [which]
+ * @param {{layer?: number, head?: number, dtype?: string, side?: number, own?: number}} [which]
  * `side` limits rows and columns by max-pooling; `own` divides each map by its maximum
  * @returns {Promise<Tensor>}
  */
 export async function tensor(trace, name, which = {}, signal = undefined) {
-  const query = new URLSearchParams(Object.entries(which).map(([key, value]) => [key, String(value)]));
-  const answer = await ask(`/api/trace/${trace}/tensor/${name}?${query}`, { signal });
+  const answer = await ask(`/api/trace/${trace}/tensor/${name}?${queryOf(which)}`, { signal });
   const bytes = await answer.arrayBuffer();
   const shape = answer.headers.get("X-Shape").split(",").map(Number);
   const isBytes = answer.headers.get("X-Dtype") === "u8";
@@ -75,7 +77,7 @@ export async function tensor(trace, name, which = {}, signal = undefined) {
  * @returns {Promise<{shape: number[], values: Float32Array}[]>}
  */
 export async function matrices(path, query, signal = undefined) {
-  const answer = await ask(`${path}?${new URLSearchParams(query)}`, { signal });
+  const answer = await ask(`${path}?${queryOf(query)}`, { signal });
   const bytes = await answer.arrayBuffer();
   let from = 0;
   return answer.headers.get("X-Shape").split(";").map((text) => {

@@ -1,60 +1,85 @@
-// Probabilities as bars, each with its words: tokens after a mask, classes of a picture.
+// Probabilities as bars: the tokens at a position, the classes of a picture, the words for a mask.
 
 import { LINES } from "./colour.js";
 import { element, escaped, shown, visible } from "./dom.js";
-import { picture, saving } from "./exports.js";
+import { Figure } from "./figure.js";
 
-const ROW = 22;
+const ROW = 20; // the height of a bar and its gap in a file
 
-export class Bars {
-  /** @param {{name: string, title: string}} about */
-  constructor({ name, title }) {
+/**
+ * @typedef {object} Bar
+ * @property {string|HTMLElement} label @property {number[]} values one bar each, 0 to 1
+ * @property {string[]} [texts] the label after each bar; its number if omitted
+ * @property {number} [extra] one more number @property {boolean} [strong]
+ */
+
+/** A row for each bar, in a table. @param {Bar[]} bars @param {string} [extra] the name of the extra number */
+export function barTable(bars, extra = "") {
+  return element("table", { class: "bars" }, ...bars.map((bar) => barRow(bar, extra)));
+}
+
+/** @param {Bar} bar @param {string} name */
+function barRow({ label, values, texts = values.map((value) => shown(value)), extra, strong }, name) {
+  const words = typeof label === "string" ? visible(label) : label;
+  const levels = values.map((value, at) => {
+    const level = element("span", { class: `level${at ? " second" : ""}` });
+    level.style.width = `${(100 * value).toFixed(1)}%`;
+    return level;
+  });
+  return element(
+    "tr",
+    typeof label === "string" ? { "data-token": label } : {},
+    element("th", { scope: "row" }, strong ? element("mark", {}, words) : words),
+    element("td", { class: "levels", "aria-hidden": "true" }, ...levels),
+    element("td", {}, ...texts.map((text) => element("span", { class: "of" }, text))),
+    extra === undefined ? null : element("td", {}, `${name} ${shown(extra)}`),
+  );
+}
+
+/** A figure of bars. */
+export class Bars extends Figure {
+  /** @param {{name?: string, kind?: string, series?: string[], extra?: string}} [about] names of the bars of a row and of its extra number */
+  constructor({ name = "", kind = "", series = ["probability"], extra = "" } = {}) {
+    super(kind);
     this.name = name;
-    this.title = title;
-    this.rows = [];
-    this.caption = element("figcaption", {}, title);
-    this.body = element("table", { class: "bars" });
+    this.series = series;
+    this.extra = extra;
+    /** @type {(Bar & {label: string})[]} */
+    this.bars = [];
+    this.body = element("div", { class: "scroll" });
     this.note = element("p", { class: "note" });
-    this.root = element("figure", { hidden: true }, this.caption, this.body, this.note, element("div", { class: "below" }, saving(() => this)));
+    const key = series.map((one, at) => element("span", { class: `key${at ? " second" : ""}` }, one));
+    this.fill(...(series.length > 1 ? [element("p", { class: "note" }, ...key)] : []), this.body, this.note);
   }
 
   /**
-   * @param {{label: string, value: number, strong?: boolean}[]} rows greatest first
-   * @param {{title?: string, note?: string}} [about]
+   * @param {(Bar & {label: string})[]} bars greatest first @param {string} title @param {string} [note]
    */
-  show(rows, { title = this.title, note = "" } = {}) {
-    this.root.hidden = false;
-    this.rows = rows;
-    this.title = this.caption.textContent = title;
+  show(bars, title, note = "") {
+    this.open(title);
+    this.bars = bars;
     this.note.textContent = note;
-    this.body.replaceChildren(
-      ...rows.map(({ label, value, strong }) =>
-        element(
-          "tr",
-          {},
-          element("th", { scope: "row" }, strong ? element("mark", {}, visible(label)) : visible(label)),
-          element("td", {}, element("meter", { min: "0", max: "1", value: String(value), "aria-hidden": "true" })),
-          element("td", {}, shown(value)),
-        ),
-      ),
-    );
+    this.body.replaceChildren(barTable(bars, this.extra));
   }
 
-  svg() {
-    const left = 20 + 7.5 * Math.max(4, ...this.rows.map(({ label }) => visible(label).length));
-    const bars = this.rows.map(({ label, value }, at) => {
-      const y = 36 + ROW * at;
-      return (
-        `<text x="${left - 8}" y="${y + 13}" text-anchor="end">${escaped(visible(label))}</text>` +
-        `<rect x="${left}" y="${y}" width="${(240 * value).toFixed(1)}" height="${ROW - 6}" fill="${LINES[0]}"/>` +
-        `<text x="${left + 240 * value + 6}" y="${y + 13}">${shown(value)}</text>`
-      );
+  drawing() {
+    const { bars, series } = this;
+    const left = 14 + 7.4 * Math.max(4, ...bars.map(({ label }) => visible(label).length));
+    const tall = ROW * series.length;
+    const rows = bars.map(({ label, values, texts = values.map((value) => shown(value)) }, row) => {
+      const y = row * (tall + 4);
+      const drawn = values.map((value, at) => {
+        const [top, width] = [y + ROW * at, 260 * value];
+        return `<rect x="${left}" y="${top}" width="${width.toFixed(1)}" height="${ROW - 6}" fill="${LINES[at]}"/><text x="${(left + width + 6).toFixed(1)}" y="${top + 11}">${escaped(texts[at])}</text>`;
+      });
+      return `<text x="${left - 8}" y="${y + tall / 2 + 2}" text-anchor="end">${escaped(visible(label))}</text>${drawn.join("")}`;
     });
-    const wide = Math.max(left + 320, 12 + 7.5 * this.title.length);
-    return picture(Math.ceil(wide), 46 + ROW * this.rows.length, `<text x="6" y="18" font-size="14">${escaped(this.title)}</text>${bars.join("")}`);
+    const key = series.length > 1 ? series.map((one, at) => `<rect x="${left + 120 * at}" y="${bars.length * (tall + 4)}" width="10" height="10" fill="${LINES[at]}"/><text x="${left + 120 * at + 15}" y="${bars.length * (tall + 4) + 9}">${escaped(one)}</text>`) : [];
+    return { width: left + 350, height: bars.length * (tall + 4) + (key.length ? 18 : 0), inside: rows.join("") + key.join("") };
   }
 
   table() {
-    return { columns: ["label", "probability"], rows: this.rows.map(({ label, value }) => [label, value]) };
+    const more = this.extra ? [this.extra] : [];
+    return { columns: ["label", ...this.series, ...more], rows: this.bars.map(({ label, values, extra }) => [label, ...values, ...more.map(() => extra ?? "")]) };
   }
 }

@@ -2,7 +2,7 @@
 
 import { LINES } from "./colour.js";
 import { element, escaped, shown } from "./dom.js";
-import { picture, saving } from "./exports.js";
+import { Figure, onArrow } from "./figure.js";
 
 const MARGIN = { left: 62, right: 16, bottom: 42 };
 const LETTER = 7; // the width of a letter
@@ -11,8 +11,9 @@ const LINE = 18; // the height of a line of the legend
 /**
  * @typedef {object} Series
  * @property {string} name @property {[number, number][]} points rising in x
- * @property {"line"|"dots"|"dashes"} [style]
+ * @property {"line"|"dots"|"dashes"|"marks"} [style] marks: a line with dots
  * @property {boolean} [mute] drawn, but not in the read-out
+ * @property {string} [colour] @property {boolean} [faint] pale and not in the legend
  */
 
 /**
@@ -43,34 +44,28 @@ export function smooth(points, share) {
   return points.map(([x, y]) => [x, (mean = mean === null ? y : share * mean + (1 - share) * y)]);
 }
 
-export class Chart {
+export class Chart extends Figure {
   /** @param {{name: string, title: string, across?: string}} about */
   constructor({ name, title, across = "step" }) {
+    super("chart");
     this.name = name;
-    this.title = title;
+    this.heading.textContent = title;
     this.across = across;
     this.at = -1;
     this.steps = [];
     this.place = element("div", {
       class: "axes",
       tabindex: "0",
-      role: "application",
+      role: "img",
       "aria-roledescription": "chart",
       "aria-label": `${title}: arrow keys move over the steps`,
       onkeydown: (event) => this.walk(event),
       onpointermove: (event) => this.point(event),
     });
-    this.output = element("output", { class: "readout", "aria-live": "polite" });
     this.note = element("p", { class: "note told" });
     this.size = { width: 560, height: 290 };
-    this.root = element(
-      "figure",
-      { class: "chart", hidden: true },
-      element("figcaption", {}, title),
-      this.place,
-      element("div", { class: "below" }, this.output, saving(() => this)),
-      this.note,
-    );
+    this.fill(this.place);
+    this.root.append(this.note);
     new ResizeObserver(() => this.fit()).observe(this.root);
   }
 
@@ -82,20 +77,20 @@ export class Chart {
     this.draw();
   }
 
-  /** The legend's entries: [series, x, line], as many per line as fit. */
+  /** The entries of the legend, as many per line as fit. */
   legend() {
     let [x, line] = [MARGIN.left, 0];
-    return this.series.map((one) => {
+    return this.series.filter((one) => !one.faint).map((one) => {
       const wide = 30 + LETTER * one.name.length;
       if (x + wide > this.size.width && x > MARGIN.left) [x, line] = [MARGIN.left, line + 1];
       x += wide;
-      return [one, x - wide, line];
+      return { one, x: x - wide, line };
     });
   }
 
   /** Size and margins of the axes. */
   frame() {
-    const lines = 1 + Math.max(0, ...this.legend().map(([, , line]) => line));
+    const lines = 1 + Math.max(0, ...this.legend().map(({ line }) => line));
     const { x, y, least } = this.ranges();
     const labels = this.ticks(x, y, least).map((axis) => axis.map((tick) => LETTER * shown(tick).length));
     const left = Math.max(MARGIN.left, 12 + Math.max(...labels[1]));
@@ -106,7 +101,7 @@ export class Chart {
   show(series, { logX = false, logY = false, note = "" } = {}) {
     this.root.hidden = false;
     const fits = ([x, y]) => (!logX || x > 0) && (!logY || y > 0);
-    this.series = series.map((one) => ({ style: "line", ...one, points: one.points.filter(fits) }));
+    this.series = series.map((one, number) => ({ style: "line", colour: LINES[number % LINES.length], ...one, points: one.points.filter(fits) }));
     this.logX = logX;
     this.logY = logY;
     this.note.textContent = note;
@@ -120,7 +115,9 @@ export class Chart {
   }
 
   draw() {
-    this.place.innerHTML = this.svg(false);
+    const { width, height, inside } = this.drawing();
+    const now = this.at < 0 ? "" : this.cursor();
+    this.place.innerHTML = `<svg viewBox="0 0 ${width} ${height}" aria-hidden="true">${inside}${now}</svg>`;
     if (this.at < 0) {
       this.output.textContent = "No measurements yet.";
       return;
@@ -134,11 +131,11 @@ export class Chart {
   }
 
   walk(event) {
-    const by = { ArrowLeft: -1, ArrowRight: 1, Home: -this.steps.length, End: this.steps.length }[event.key];
-    if (by === undefined || this.at < 0) return;
-    event.preventDefault();
-    this.at = Math.max(0, Math.min(this.steps.length - 1, this.at + by));
-    this.draw();
+    if (this.at < 0) return;
+    onArrow(event, { ArrowLeft: -1, ArrowRight: 1, Home: -this.steps.length, End: this.steps.length }, (by) => {
+      this.at = Math.max(0, Math.min(this.steps.length - 1, this.at + by));
+      this.draw();
+    });
   }
 
   point(event) {
@@ -157,8 +154,8 @@ export class Chart {
   /** The numbers at both axes. */
   ticks(x, y, least) {
     return [
-      this.logX ? logTicks(...x) : ticks(...x, this.size.width / 80, least),
-      this.logY ? logTicks(...y) : ticks(...y),
+      this.logX ? logTicks(x[0], x[1]) : ticks(x[0], x[1], this.size.width / 80, least),
+      this.logY ? logTicks(y[0], y[1]) : ticks(y[0], y[1]),
     ];
   }
 
@@ -177,7 +174,7 @@ export class Chart {
   scales() {
     const { x, y, least } = this.ranges();
     const { width, height, left, right, top, bottom } = this.frame();
-    const along = ([low, high], log) => (value) =>
+    const along = (/** @type {number[]} */ [low, high], log) => (value) =>
       log ? Math.log(value / low) / Math.log(high / low || 2) : (value - low) / (high - low || 1);
     const [shareX, shareY] = [along(x, this.logX), along(y, this.logY)];
     return {
@@ -189,8 +186,13 @@ export class Chart {
     };
   }
 
-  /** @param {boolean} [standalone] for a file: with a title and fixed colours */
-  svg(standalone = true) {
+  /** The line at the chosen step. */
+  cursor() {
+    const { top, height, bottom } = this.frame();
+    return `<path class="now" stroke="currentColor" d="M${this.scales().toX(this.steps[this.at])} ${top}V${height - bottom}"/>`;
+  }
+
+  drawing() {
     const { width, height, left, right, top, bottom } = this.frame();
     const { x, y, least, toX, toY } = this.scales();
     const parts = [];
@@ -204,31 +206,25 @@ export class Chart {
       parts.push(`<text x="${left - 6}" y="${toY(tick) + 4}" text-anchor="end">${shown(tick)}</text>`);
     }
     parts.push(`<text x="${(left + width - right) / 2}" y="${height - 6}" text-anchor="middle">${escaped(this.across)}</text>`);
-    this.series.forEach(({ points, style }, number) => {
-      const colour = LINES[number % LINES.length];
+    this.series.forEach(({ points, style, colour, faint }) => {
       const places = points.map(([a, b]) => [toX(a).toFixed(1), toY(b).toFixed(1)]);
       if (style === "dots" || places.length === 1) {
         parts.push(...places.map(([a, b]) => `<circle cx="${a}" cy="${b}" r="2.8" fill="${colour}"/>`));
       } else if (places.length) {
+        if (style === "marks") parts.push(...places.map(([a, b]) => `<circle cx="${a}" cy="${b}" r="3" fill="${colour}"/>`));
         const dash = style === "dashes" ? ' stroke-dasharray="6 4"' : "";
         const path = places.map((place) => place.join(" ")).join("L");
-        parts.push(`<path d="M${path}" fill="none" stroke="${colour}" stroke-width="1.8"${dash}/>`);
+        parts.push(`<path d="M${path}" fill="none" stroke="${colour}" stroke-width="${faint ? 1 : 1.8}"${faint ? ' stroke-opacity="0.35"' : ""}${dash}/>`);
       }
     });
-    this.legend().forEach(([{ name }, at, line], number) => {
+    this.legend().forEach(({ one: { name, colour, style }, x: at, line }) => {
       const base = 14 + LINE * line;
-      parts.push(`<rect x="${at}" y="${base - 9}" width="10" height="10" fill="${LINES[number % LINES.length]}"/>`);
+      const dash = style === "dashes" ? ' stroke-dasharray="4 2"' : "";
+      if (style !== "dots") parts.push(`<path d="M${at} ${base - 4}h12" stroke="${colour}" stroke-width="2.5"${dash}/>`);
+      if (style === "dots" || style === "marks") parts.push(`<circle cx="${at + 6}" cy="${base - 4}" r="3.5" fill="${colour}"/>`);
       parts.push(`<text x="${at + 15}" y="${base}">${escaped(name)}</text>`);
     });
-    if (!standalone && this.at >= 0) {
-      const place = toX(this.steps[this.at]);
-      parts.push(`<path class="now" stroke="currentColor" d="M${place} ${top}V${height - bottom}"/>`);
-    }
-    if (standalone) {
-      const title = `<text x="6" y="16" font-size="14">${escaped(this.title)}</text>`;
-      return picture(width, height + 24, `${title}<g transform="translate(0 24)">${parts.join("")}</g>`);
-    }
-    return `<svg viewBox="0 0 ${width} ${height}" aria-hidden="true">${parts.join("")}</svg>`;
+    return { width, height, inside: parts.join("") };
   }
 
   table() {

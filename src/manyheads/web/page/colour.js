@@ -2,6 +2,7 @@
 // (public domain) as an option for weights. Lightness is monotonic in each of them on both sides of
 // zero, so that they are also read in grey and by people who do not see red and green apart.
 
+import { context2d } from "./dom.js";
 import { read } from "./state.js";
 
 const VIRIDIS =
@@ -50,7 +51,7 @@ const SCALES = Object.fromEntries(
 );
 
 /** The scale of weights and probabilities: white to ink, or viridis by `palette=viridis` in the URL. */
-export const weightScale = () => (read().palette === "viridis" ? "viridis" : "ink");
+export const weightScale = () => /** @type {Scale} */ (read().palette === "viridis" ? "viridis" : "ink");
 
 /** A colour as [red, green, blue]. @param {number} byte @param {Scale} [scale] */
 export const rgb = (byte, scale = weightScale()) => SCALES[scale].colours[byte];
@@ -70,11 +71,14 @@ export function css(byte, scale = weightScale()) {
   return `rgb(${rgb(byte, scale).join(",")})`;
 }
 
-/** The scale for values between two numbers: signed if zero is their middle. */
+/** The scale for values between two numbers: signed if zero is their middle. @param {number} low @param {number} high @returns {Scale} */
 export const scaleFor = (low, high) => (low < 0 && low === -high ? "signed" : weightScale());
 
-/** Line colours that colour-blind readers can distinguish (Okabe and Ito). */
-export const LINES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
+/**
+ * Line colours that colour-blind readers can distinguish (Okabe and Ito); yellow and light blue are darker, so
+ * that each has a contrast of 3 or more with the panels of both themes.
+ */
+export const LINES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b57a00", "#3a8fbf"];
 
 /**
  * Bytes as the pixels of a canvas that is as large as the matrix: one pixel a cell, never blurred.
@@ -85,9 +89,17 @@ export function paint(canvas, bytes, rows, columns, scale = weightScale()) {
   const table = SCALES[scale].pixels;
   canvas.width = columns;
   canvas.height = rows;
-  const context = canvas.getContext("2d");
+  const context = context2d(canvas);
   const image = context.createImageData(columns, rows);
   const pixels = new Uint32Array(image.data.buffer);
   for (let cell = 0; cell < rows * columns; cell++) pixels[cell] = table[bytes[cell]];
   context.putImageData(image, 0, 0);
+}
+
+/** The colours of a scale from its lowest to its highest value, as SVG. @param {string} low @param {string} high @param {Scale} scale */
+export function scaleBar(low, high, scale) {
+  const left = 6 + 7 * low.length;
+  const step = 4;
+  const bars = Array.from({ length: 32 }, (_, at) => `<rect x="${left + step * at}" width="${step}" height="10" fill="${css(Math.round((255 * at) / 31), scale)}"/>`);
+  return `<text y="10">${low}</text><g shape-rendering="crispEdges">${bars.join("")}</g><rect x="${left}" width="${step * 32}" height="10" fill="none" stroke="#777"/><text x="${left + step * 32 + 6}" y="10">${high}</text>`;
 }

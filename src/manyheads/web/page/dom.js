@@ -3,26 +3,28 @@
 /**
  * An element: `element("button", { class: "quiet", onclick: act }, "Go")`. A property that begins
  * with `on` listens; `true` sets an attribute without a value, and what is null or false is left out.
- * @param {string} name @param {Record<string, any>} [properties] @param {...(Node|string|null)} children
- * @returns {HTMLElement}
+ * @template {keyof HTMLElementTagNameMap} Name
+ * @param {Name} name @param {Record<string, any>} [properties] @param {...(Node|string|null)} children
+ * @returns {HTMLElementTagNameMap[Name]}
  */
 export function element(name, properties = {}, ...children) {
   const made = document.createElement(name);
   set(made, properties);
-  made.append(...children.filter((child) => child !== null));
+  for (const child of children) if (child !== null) made.append(child);
   return made;
 }
 
-const SVG = "http://www.w3.org/2000/svg";
-
-/** The same for SVG. @returns {SVGElement} */
-export function svgElement(name, properties = {}, ...children) {
-  const made = document.createElementNS(SVG, name);
+/** An empty SVG element. @param {Record<string, any>} properties */
+export function svgElement(properties) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   set(made, properties);
-  made.append(...children);
   return made;
 }
 
+/** The drawing context of a canvas. @param {HTMLCanvasElement} canvas @returns {CanvasRenderingContext2D} */
+export const context2d = (canvas) => /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+
+/** @param {Element} made @param {Record<string, any>} properties */
 function set(made, properties) {
   for (const [key, value] of Object.entries(properties)) {
     if (value === null || value === undefined || value === false) continue;
@@ -40,7 +42,7 @@ export function labelled(label, control, kind = "") {
 }
 
 /**
- * A select; a value from the URL is added to the options if it is missing. @param {[string, string][]} options value and text of each
+ * A select; a value from the URL is added to the options if it is missing. @param {string[][]} options value and text of each
  * @param {string} chosen @param {(value: string) => void} change
  */
 export function select(options, chosen, change) {
@@ -54,7 +56,7 @@ export function select(options, chosen, change) {
 
 /**
  * A row of buttons of which one is pressed.
- * @param {string} label @param {[string, string][]} options @param {string} chosen
+ * @param {string} label @param {string[][]} options @param {string} chosen
  * @param {(value: string) => void} change
  */
 export function tabs(label, options, chosen, change) {
@@ -106,11 +108,10 @@ export function visible(piece) {
   return piece === "" ? "∅" : piece.replace(/^ /, "·").replace(/\n/g, "⏎").replace(/\t/g, "⇥");
 }
 
-const UNSEEN = /[\x00-\x08\x0b\x0c\x0e-\x1f]/g; // except tabs and line ends
 
 /** Escapes control characters as \x01: tokens may have them, but SVG does not allow them. */
 export function spelled(text) {
-  return text.replace(UNSEEN, (sign) => `\\x${sign.charCodeAt(0).toString(16).padStart(2, "0")}`);
+  return text.replace(/\p{Cc}/gu, (sign) => (/[\t\n\r]/.test(sign) || sign > "\x1f" ? sign : `\\x${sign.charCodeAt(0).toString(16).padStart(2, "0")}`));
 }
 
 /** Text for SVG and HTML files. */

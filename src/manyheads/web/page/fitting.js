@@ -2,7 +2,7 @@
 
 import { element } from "./dom.js";
 import { fits, pageOf } from "./pages.js";
-import { lead, missing, runChoice, usableRuns } from "./runs.js";
+import { lead, missing, usableRuns } from "./runs.js";
 
 /**
  * The runs that a page supports, and the one to show: the run in the URL, or the first if the URL
@@ -29,19 +29,6 @@ export function nothingFits(place, page) {
   );
 }
 
-/** Shows the run select before the response arrives, so that another run can be chosen on an error. */
-export function chooseFirst(controls, runs, run, name, page) {
-  if (controls.dataset.run === run.name) return;
-  controls.dataset.run = run.name;
-  controls.replaceChildren(runChoice(runs, run.name), insteadOf(name, run, page));
-}
-
-/** A note if the shown run is not the one in the URL. */
-export function insteadOf(name, run, page) {
-  if (!name || name === run.name) return "";
-  return element("p", { class: "note" }, `“${name}” does not support this page. Showing “${run.name}”.`);
-}
-
 /**
  * A number input. The browser reports an invalid value; on blur the old value is restored.
  * @param {(value: string) => void} change
@@ -61,7 +48,7 @@ export function numberInput(value, least, most, change, step = "1") {
 
 /** An index input: shown from 1, stored in the URL from 0; null is empty. */
 export function countInput(at, count, change) {
-  return numberInput(at === null ? "" : at + 1, 1, Math.max(1, count ?? 2 ** 31), (value) => change(String(value - 1)));
+  return numberInput(at === null ? "" : at + 1, 1, Math.max(1, count ?? 2 ** 31), (value) => change(String(Number(value) - 1)));
 }
 
 /** A file as base64. @param {Blob} file @returns {Promise<string>} */

@@ -3,18 +3,18 @@
 
 import { byteOf, css, paint, scaleFor } from "./colour.js";
 import { element, escaped, shown, svgElement, visible } from "./dom.js";
-import { picture, saving } from "./exports.js";
+import { Figure } from "./figure.js";
 import { diagram, headDiagram, headOf, pathOf, sublayers } from "./flowlayout.js";
 
 const KINDS = { layer: "", self: "self-attention", cross: "cross-attention", feedforward: "feed-forward" };
 const SMALL = 96; // pixels of a small map; wider maps are interpolated
 const MOST_LABELS = 18; // token labels on a tile
-const ROLES = { q: "query", k: "key", v: "value" };
+const ROLES = { q: "query", k: "key", v: "value", scores: "scores", masked: "scores", weights: "weights", states: "encoder" };
 
 /**
  * The range of a box and of its colour scale. Weights and probabilities range from 0 to 1; signed
  * values have zero in the middle. The residual stream and all that is added to it share one scale.
- * @param {object} box with its column @param {ArrayLike<number>} values
+ * @param {import("./flowlayout.js").Box} box @param {ArrayLike<number>} values
  */
 export function extent(box, values) {
   let [least, greatest, size] = [Infinity, -Infinity, 0];
@@ -30,7 +30,7 @@ export function extent(box, values) {
   return { least, greatest, low: -(size || 1), high: size || 1 };
 }
 
-/** Whether a box is the residual stream, or is added to it. */
+/** Whether a box is the residual stream, or is added to it. @param {import("./flowlayout.js").Box} box */
 export function isStream({ name, column }) {
   return column.stream.includes(name) || /^[^.]+\.(embedding|position|segment)$/.test(name) || /\.(sum|output)$/.test(name);
 }
@@ -55,11 +55,13 @@ export function groupOf(box, layer, layers) {
   return `${number}: ${KINDS[kind] || KINDS.self}`;
 }
 
-export class FlowBoxes {
+/** @typedef {import("./flowlayout.js").Box} Box */
+
+export class FlowBoxes extends Figure {
   /** @param {{choose: (name: string, changes?: object) => void}} how */
   constructor({ choose }) {
+    super("flowboxes");
     this.choose = choose;
-    this.caption = element("figcaption");
     this.plane = element("div", { class: "diagram", role: "group", "aria-label": "Diagram of the forward pass" });
     this.frame = element("div", { class: "columns" }, this.plane);
     const legend = element(
@@ -69,21 +71,31 @@ export class FlowBoxes {
       element("span", { class: "sample stream" }),
       "residual stream: width = mean ‖x‖",
     );
-    this.root = element("figure", { class: "flowboxes", hidden: true, "data-stage": "Diagram" }, this.caption, this.frame, element("div", { class: "below" }, legend, saving(() => this)));
+    this.root.dataset.stage = "Diagram";
+    this.fill(this.frame);
+    this.output.replaceWith(legend);
     new ResizeObserver(() => this.boxes && this.room() !== this.drawn && this.draw()).observe(this.frame);
   }
 
   /**
-   * @param {{columns: object[]}} flow @param {{box: object, layer: number, head: number, zoom: string, run: string, labels: Function}} how
+   * @param {Box[]} boxes @param {{box: Box, layer: number, head: number, zoom: string, labels: Function}} how
    * @param {Map<string, {shape: number[], values: Float32Array}>} numbers of the layer and head
    * @param {Map<string, import("./api.js").Tensor>} heads the weights of all layers and heads, u8
    */
   show(boxes, how, numbers, heads) {
-    this.root.hidden = false;
-    Object.assign(this, { ...how, boxes, numbers, heads, ranges: new Map() });
+    this.boxes = boxes;
+    this.numbers = numbers;
+    this.heads = heads;
+    this.box = how.box;
+    this.layer = how.layer;
+    this.zoom = how.zoom;
+    this.labels = how.labels;
+    /** @type {Map<string, number[]>} */
+    this.ranges = new Map();
     this.columns = [...new Set(boxes.map((box) => box.column))];
     const where = { model: "all layers", layer: `layer ${how.layer + 1}, head ${how.head + 1}`, head: `layer ${how.layer + 1}, head ${how.head + 1}` }[how.zoom];
-    this.caption.textContent = `${this.columns.map(nameOf).join(" and ")}: ${where}`;
+    this.open(`${this.columns.map(nameOf).join(" and ")}: ${where}`);
+    this.name = "flow";
     this.draw();
   }
 
@@ -107,7 +119,7 @@ export class FlowBoxes {
         ? headDiagram(column, this.attention(), { layer: Math.min(this.layer, column.layers - 1), width, rows: column.tokens.length })
         : diagram(this.columns, { layer: this.layer, zoom: this.zoom, width });
     const { nodes, height } = this.made;
-    const svg = svgElement("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
+    const svg = svgElement({ width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
     svg.innerHTML = this.lines((kind) => `var(--${kind})`);
     this.buttons = new Map();
     const parts = nodes.map((node) => this.part(node));
@@ -170,21 +182,23 @@ export class FlowBoxes {
   button(node) {
     const { box, kind } = node;
     const chosen = box.name === this.box.name;
-    const role = ROLES[box.name.split(".").at(-1)] ?? "";
+    const role = ROLES[box.name.split(".").at(-1)];
     const inside = {
       tokens: () => box.column.tokens.map((token) => element("span", { class: "token", "data-token": token }, visible(token))),
       sum: () => ["+"],
-      tile: () => [element("canvas", { "aria-hidden": "true" }), element("strong", {}, box.title)],
+      tile: () => [element("canvas", { "aria-hidden": "true" }), element("strong", { class: box.title.length > 8 ? "long" : "" }, box.title)],
     }[kind]();
     const made = element(
       "button",
       {
         type: "button",
         id: `box-${box.name}`,
-        class: `${kind} ${role}`,
+        class: kind,
+        "data-role": role,
         tabindex: chosen ? "0" : "-1",
         "aria-pressed": String(chosen),
-        "aria-label": `${box.title}, ${box.name.split(".").slice(0, -1).join(" ")}, ${shapeOf(box)}`,
+        // The tokens name themselves.
+        "aria-label": kind === "tokens" ? null : `${box.title}, ${box.name.split(".").slice(0, -1).join(" ")}, ${shapeOf(box)}`,
         title: `${box.title}: ${box.formula}`,
         onclick: () => this.choose(box.name),
       },
@@ -232,15 +246,7 @@ export class FlowBoxes {
     paint(canvas, Uint16Array.from(numbers.values, (value) => byteOf(value, low, high)), rows, columns, scaleFor(low, high));
   }
 
-  get name() {
-    return `${this.run.replaceAll("/", "-")}-flow`;
-  }
-
-  get title() {
-    return `${this.caption.textContent} (${this.run})`;
-  }
-
-  svg() {
+  drawing() {
     const style = getComputedStyle(document.documentElement);
     const plain = { back: "#f6f7f8", edge: "#c8ccd0", quiet: "#555a60", text: "#111" };
     const colour = (kind) => plain[kind] ?? style.getPropertyValue(`--${kind}`).trim();
@@ -255,7 +261,7 @@ export class FlowBoxes {
       else inside += `<rect x="${x}" y="${y}" width="${width}" height="${height}" rx="5" fill="${css(0)}" stroke="#999"/>${label(KINDS[node.of], y + height / 2 + 4)}`;
     }
     const { width, height } = this.made;
-    return picture(width + 20, height + 44, `<text x="10" y="20" font-size="14">${escaped(this.title)}</text><g transform="translate(10 32)">${inside}</g>`);
+    return { width: width + 20, height: height + 10, inside: `<g transform="translate(10 0)">${inside}</g>` };
   }
 
   table() {

@@ -9,25 +9,42 @@ export const SUM = 22; // a ⊕
 const NARROW = 560; // below this width the decoder is under the encoder
 
 /**
- * @typedef {object} Node a box with its rectangle; `kind` is "tile", "sum", "tokens" or "closed"
- * @typedef {{points: [number, number][], kind: string, from: string, to: string}} Edge the last point has the arrow
- * @typedef {{column: object, x: number, y: number, height: number, width: number, norm: number}} Bus
+ * @typedef {object} Box of the manifest of a flow
+ * @property {string} name @property {string} title @property {string} formula @property {string} axes
+ * @property {number[]} shape @property {string} stage "tokens", "before", "layer" or "after"
+ * @property {string|string[]} rows @property {string|string[]} columns their labels, or the stack whose tokens they are
+ * @property {string[][]} words @property {string[]} code @property {Column} column
+ * @typedef {object} Column a stack of the manifest
+ * @property {string} name @property {Box[]} boxes @property {number} layers @property {number} heads
+ * @property {string[]} tokens @property {number[]} ids @property {string[]} stream @property {number} scale
+ * @property {Record<string, number[]>} norms
+ * @typedef {object} Node a box with its rectangle
+ * @property {string} kind "tile", "sum", "tokens" or "closed" @property {Box|null} box
+ * @property {number} x @property {number} y @property {number} width @property {number} height
+ * @property {string} [of] @property {number} [layer] @property {Column} [column] of a closed layer
+ * @typedef {{x: number, y: number, width: number, height: number, title: string, layer: number, column: Column}} Group
+ * @typedef {{x: number, y: number, text: string, anchor: string, kind: string}} Text
+ * @typedef {{nodes: Node[], edges: Edge[], buses: Bus[], groups: Group[], texts: Text[], width: number, height: number, encoderEnd?: {x: number, y: number, width: number, height: number}}} Diagram
+ * @typedef {{x: number, wide: number, mirrored: boolean, most: number, layer: number, zoom: string, gutter: number, stacked?: boolean, tall?: number, labels?: number}} How
+ * @typedef {{points: number[][], kind: string, from: string, to: string}} Edge the last point has the arrow
+ * @typedef {{column: Column, x: number, y: number, height: number, width: number, norm: number}} Bus
  */
 
-/** The sub-layers of a stack, in order. */
+/** The sub-layers of a stack, in order. @param {Column} column */
 export function sublayers(column) {
   return ["self", "cross", "feedforward"].filter((kind) => column.boxes.some((box) => box.name === `${column.name}.${kind}.sum`));
 }
 
 /**
  * Lays out all columns.
- * @param {object[]} columns of the manifest @param {{layer: number, zoom: string, width: number}} how
+ * @param {Column[]} columns of the manifest @param {{layer: number, zoom: string, width: number}} how
  */
 export function diagram(columns, { layer, zoom, width }) {
   const stacked = columns.length > 1 && width < NARROW;
   const gutter = columns.length > 1 ? (stacked ? 16 : 34) : 0;
   const wide = stacked || columns.length === 1 ? Math.min(width - gutter, 560) : (width - gutter) / 2;
   const most = Math.max(...columns.flatMap((column) => Object.values(column.norms).flat()));
+  /** @type {Diagram} */
   const made = { nodes: [], edges: [], buses: [], groups: [], texts: [], width, height: 0 };
   let top = 0;
   columns.forEach((column, at) => {
@@ -43,6 +60,7 @@ export function diagram(columns, { layer, zoom, width }) {
 
 /** The layout of one attention over the full width, with tiles high enough for token labels. */
 export function headDiagram(column, kind, { layer, width, rows }) {
+  /** @type {Diagram} */
   const made = { nodes: [], edges: [], buses: [], groups: [], texts: [], width, height: 0 };
   const most = Math.max(...Object.values(column.norms).flat());
   const tall = Math.max(96, Math.min(230, 14 * rows));
@@ -57,14 +75,24 @@ export function headDiagram(column, kind, { layer, width, rows }) {
 }
 
 class ColumnLayout {
-  constructor(made, column, how) {
-    Object.assign(this, how, { made, column });
+  /** @param {Diagram} made @param {Column} column @param {How} how */
+  constructor(made, column, { x, wide, mirrored, most, layer, zoom, gutter, stacked = false, tall, labels = 0 }) {
+    this.made = made;
+    this.column = column;
+    this.x = x;
+    this.wide = wide;
+    this.mirrored = mirrored;
+    this.most = most;
+    this.layer = layer;
+    this.zoom = zoom;
+    this.gutter = gutter;
+    this.stacked = stacked;
+    this.labels = labels;
     this.gap = 10;
     this.left = this.mirrored ? this.x : this.x + BUS;
     this.inner = this.wide - BUS;
-    this.labels ??= 0;
     this.tile = (this.inner - 3 * this.gap) / 4;
-    this.tall ??= Math.round(Math.max(40, Math.min(64, this.tile * 0.62)));
+    this.tall = tall ?? Math.round(Math.max(40, Math.min(64, this.tile * 0.62)));
     this.pitch = this.tall + 22 + 20; // tile, its title, the way between rows
     this.busX = this.mirrored ? this.x + this.wide - 28 : this.x + 28;
     this.stream = [];
@@ -259,7 +287,7 @@ class ColumnLayout {
       const y = bottom(at.mix) + 7;
       this.edge([[middle(at.mix), bottom(at.mix)], [middle(at.mix), y], [middle(at.output), y], [middle(at.output), bottom(at.output)]], "stream", `${place}.mix`, `${place}.output`);
     }
-    let end = row(last) + this.tall / 2;
+    const end = row(last) + this.tall / 2;
     if (at.output) this.edge([[this.side(at.output), end], [this.toward(SUM / 2), end]], "stream", `${place}.output`, `${place}.sum`);
     this.sum(`${kind}.sum`, end, this.normOf(kind, layer));
     this.y = row(last) + this.tall + 22 + 12;
@@ -336,7 +364,7 @@ const middle = (node) => node.x + node.width / 2;
 const bottom = (node) => node.y + node.height;
 const titleOf = (column) => ({ encoder: "Encoder", decoder: "Decoder" })[column.name] ?? column.name;
 
-/** A path with round corners through points. @param {[number, number][]} points */
+/** A path with round corners through points. @param {number[][]} points */
 export function pathOf(points, radius = 6) {
   const clean = points.filter((one, at) => at === 0 || one[0] !== points[at - 1][0] || one[1] !== points[at - 1][1]);
   let path = `M${r(clean[0][0])} ${r(clean[0][1])}`;

@@ -15,7 +15,7 @@ export function fill(area, text) {
  * @param {string} key its name in the URL
  * @param {Record<string, string>} [forgotten] @param {{rows?: number, pause?: number}} [how]
  */
-export function textArea(key, forgotten = {}, { rows = 2, pause = 350 } = {}) {
+export function textArea(key, forgotten = {}, { rows = 1, pause = 350 } = {}) {
   const typed = afterPause((area) => {
     pending.delete(area);
     change({ ...forgotten, [key]: area.value }, { replace: true });
@@ -31,8 +31,8 @@ export function textArea(key, forgotten = {}, { rows = 2, pause = 350 } = {}) {
 export class TextAndTarget {
   /** @param {Record<string, string>} [forgotten] */
   constructor(forgotten = {}) {
-    this.text = textArea("text", forgotten, { rows: 1 });
-    this.target = textArea("target", forgotten, { rows: 1 });
+    this.text = textArea("text", forgotten);
+    this.target = textArea("target", forgotten);
     this.targetLabel = labelled("Target (empty: the model’s own output)", this.target, "wide");
     this.root = element("div", { class: "pair" }, labelled("Text", this.text, "wide"), this.targetLabel);
   }

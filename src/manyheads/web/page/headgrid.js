@@ -1,38 +1,45 @@
 // All heads of a kind of attention as small maps, to be compared, chosen and knocked out.
 
-import { paint } from "./colour.js";
+import { paint, weightScale } from "./colour.js";
 import { element, escaped, shown } from "./dom.js";
-import { picture, saving } from "./exports.js";
+import { Figure, onArrow } from "./figure.js";
 
-export class HeadGrid {
-  /** @param {{choose: (layer: number, head: number) => void, knock: (layer: number, head: number) => void}} how */
+/**
+ * @typedef {object} AttentionMap of the manifest of a trace
+ * @property {string} name @property {number} layers @property {number} heads @property {string[]} rows
+ * @property {string[]} columns @property {Record<string, number[][]>} statistics @property {boolean} [rollout]
+ */
+
+export class HeadGrid extends Figure {
+  /** What is shown. @type {AttentionMap} */
+  map;
+  /** The statistic that sorts the heads, or empty. */
+  by = "";
+  /** Heads that are knocked out. @type {Set<string>} */
+  off = new Set();
+
+  /** @param {{choose: (layer: number, head: number, how?: {replace: boolean}) => void, knock: (layer: number, head: number) => void}} how */
   constructor({ choose, knock }) {
+    super("headgrid");
     this.choose = choose;
     this.knock = knock;
-    this.caption = element("figcaption");
     this.cells = element("div", { class: "heads", role: "group", onkeydown: (event) => this.walk(event) });
-    this.root = element(
-      "figure",
-      { class: "headgrid", hidden: true },
-      this.caption,
-      this.cells,
-      element("div", { class: "below" }, saving(() => this)),
-    );
+    this.fill(this.cells);
   }
 
   /**
-   * @param {object} map of the manifest @param {import("./api.js").Tensor} bytes all maps, u8
+   * @param {AttentionMap} map @param {import("./api.js").Tensor} bytes all maps, u8
    * @param {{by: string, chosen: [number, number], off: Set<string>}} how `by` sorts by a statistic
    */
   show(map, bytes, { by, chosen, off }) {
-    this.root.hidden = false;
     const within = this.cells.contains(document.activeElement);
-    Object.assign(this, { map, by, off });
-    this.caption.textContent = `${map.layers} layers × ${map.heads} heads of ${map.name.replace(".", " ")}-attention (layer·head)`;
+    Object.assign(this, { map, by, off, name: `${map.name}-heads` });
     const [, , tall, wide] = bytes.shape;
-    if (tall < map.rows.length || wide < map.columns.length) this.caption.textContent += ", made smaller: each cell is the greatest of several";
+    const smaller = tall < map.rows.length || wide < map.columns.length ? ", made smaller: each cell is the greatest of several" : "";
+    this.open(`${map.layers} layers × ${map.heads} heads of ${map.name.replace(".", " ")}-attention (layer·head)${smaller}`);
+    /** @type {[number, number][]} */
     const all = Array.from({ length: map.layers * map.heads }, (_, n) => [Math.floor(n / map.heads), n % map.heads]);
-    const figure = ([layer, head]) => map.statistics[by][layer][head];
+    const figure = (/** @type {[number, number]} */ [layer, head]) => map.statistics[by][layer][head];
     this.order = by ? all.sort((one, other) => figure(other) - figure(one)) : all;
     // Sorted ones have a number beside their name, which needs room.
     const room = Math.max(2, Math.floor((this.root.clientWidth || 600) / 76));
@@ -50,7 +57,7 @@ export class HeadGrid {
     paint(canvas, bytes.values.subarray(from, from + rows * columns), rows, columns);
     const isChosen = chosen[0] === layer && chosen[1] === head;
     const isOff = this.off.has(`${this.map.name}.${layer}.${head}`);
-    const figure = this.by ? ` ${shown(this.map.statistics[this.by][layer][head], 2)}` : "";
+    const words = `${layer + 1}·${head + 1}${this.by ? ` ${shown(this.map.statistics[this.by][layer][head], 2)}` : ""}`;
     return element(
       "button",
       {
@@ -58,37 +65,28 @@ export class HeadGrid {
         class: isOff ? "off" : "",
         tabindex: isChosen ? "0" : "-1",
         "aria-pressed": String(isChosen),
-        "aria-label": `layer ${layer + 1}, head ${head + 1}${isOff ? ", knocked out" : ""}${figure}`,
+        "aria-label": `layer ${layer + 1}, head ${head + 1}${isOff ? ", knocked out" : ""}: ${words}`,
         onclick: (event) => (event.shiftKey ? this.knock : this.choose)(layer, head),
       },
       canvas,
-      element("span", {}, `${layer + 1}·${head + 1}${figure}`),
+      element("span", {}, words),
     );
   }
 
   walk(event) {
-    const at = this.buttons.indexOf(document.activeElement);
+    const at = this.buttons.indexOf(/** @type {HTMLButtonElement} */ (document.activeElement));
     if (at < 0) return;
     if (event.key === "x") return void this.knock(...this.order[at]);
-    const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.across, ArrowDown: this.across }[event.key];
-    if (by === undefined) return;
-    event.preventDefault();
-    const to = this.order[at + by];
-    if (to) this.choose(...to);
+    onArrow(event, { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.across, ArrowDown: this.across }, (by) => {
+      const to = this.order[at + by];
+      if (to) this.choose(...to, { replace: true });
+    });
   }
 
-  get name() {
-    return `${this.map.name}-heads`;
-  }
-
-  get title() {
-    return this.caption.textContent;
-  }
-
-  svg() {
+  drawing() {
     const [size, gap] = [110, 24];
-    const inside = this.order.map(([layer, head], at) => {
-      const [x, y] = [10 + (at % this.across) * (size + 10), 34 + Math.floor(at / this.across) * (size + gap)];
+    const inside = this.order.map((_, at) => {
+      const [x, y] = [10 + (at % this.across) * (size + 10), Math.floor(at / this.across) * (size + gap)];
       const image = this.buttons[at].querySelector("canvas").toDataURL();
       return (
         `<image x="${x}" y="${y}" width="${size}" height="${size}" preserveAspectRatio="none" ` +
@@ -97,9 +95,7 @@ export class HeadGrid {
       );
     });
     const down = Math.ceil(this.order.length / this.across);
-    const title = `<text x="10" y="20" font-size="14">${escaped(this.title)}</text>`;
-    const wide = Math.max(20 + this.across * (size + 10), 20 + 7.5 * this.title.length);
-    return picture(Math.ceil(wide), 44 + down * (size + gap), title + inside.join(""));
+    return { width: 20 + this.across * (size + 10), height: down * (size + gap), inside: inside.join(""), colours: { low: 0, high: 1, scale: weightScale() } };
   }
 
   table() {

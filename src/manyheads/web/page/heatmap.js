@@ -3,7 +3,7 @@
 
 import { byteOf, css, paint, scaleFor } from "./colour.js";
 import { element, escaped, shown, svgElement, visible } from "./dom.js";
-import { picture, saving } from "./exports.js";
+import { Figure, onArrow } from "./figure.js";
 
 const LETTER = 7.2; // the width of a letter of a label
 const MOST_RECTANGLES = 64 * 64; // in a saved picture; above that the map is one image in it
@@ -18,50 +18,52 @@ const MOST_IN_TABLE = 64 * 64;
  * @property {(row: string, column: string, value: string) => string} [says] a cell in words
  */
 
-export class HeatMap {
+export class HeatMap extends Figure {
   /**
-   * @param {{move?: (row: number, column: number) => void, hover?: (row: number, column: number) => void, largest?: number}} [how]
-   * called when the cursor moves, and when the pointer does; the largest side of a cell
+   * @param {{move?: (row: number, column: number, how: {replace: boolean}) => void, hover?: (row: number, column: number) => void, largest?: number}} [how]
+   * called when the cursor moves (keys replace the last entry of the history), and when the pointer does; the largest side of a cell
    */
   constructor({ move = () => {}, hover = () => {}, largest = 34 } = {}) {
-    Object.assign(this, { move, hover, largest });
+    super("heatmap");
+    this.move = move;
+    this.hover = hover;
+    this.largest = largest;
     this.at = [0, 0];
+    /** @type {Required<Matrix>|null} */
+    this.matrix = null;
     this.canvas = element("canvas", {
       tabindex: "0",
-      role: "application",
+      role: "img",
       "aria-roledescription": "heat map",
       onkeydown: (event) => this.walk(event),
       onpointermove: (event) => this.point(...this.cellUnder(event)),
       onpointerleave: () => this.point(...this.at),
       onclick: (event) => this.choose(...this.cellUnder(event)),
     });
-    this.labels = svgElement("svg", { class: "labels", "aria-hidden": "true" });
+    this.labels = svgElement({ class: "labels", "aria-hidden": "true" });
     this.cursor = element("div", { class: "cursor" });
     this.plane = element("div", { class: "plane" }, this.labels, this.canvas, this.cursor);
     this.frame = element("div", { class: "scroll" }, this.plane);
-    this.output = element("output", { class: "readout", "aria-live": "polite" });
-    this.caption = element("figcaption");
     this.tablePlace = element("div", { class: "numbers" });
     this.toggle = element(
       "button",
       { type: "button", class: "quiet", "aria-pressed": "false", onclick: () => this.toggleTable() },
       "Table",
     );
-    const tools = element("div", { class: "tools" }, this.toggle, saving(() => this));
-    this.root = element(
-      "figure",
-      { class: "heatmap", hidden: true },
-      this.caption,
-      this.frame,
-      element("div", { class: "below" }, this.output, scaleOf(this), tools),
-      this.tablePlace,
-    );
+    this.bar = element("canvas", { "aria-hidden": "true", class: "bar" });
+    this.low = element("span");
+    this.high = element("span");
+    this.fill(this.frame);
+    this.output.after(element("div", { class: "scale" }, this.low, this.bar, this.high));
+    this.tools.prepend(this.toggle);
+    this.root.append(this.tablePlace);
     new ResizeObserver(() => this.matrix && this.place()).observe(this.root);
   }
 
-  /** @param {Matrix} matrix @param {[number, number]} [at] the cell to stand on */
+  /** @param {Matrix} matrix @param {number[]} [at] the cell to stand on */
   show(matrix, at = this.at) {
-    this.root.hidden = false;
+    this.open(matrix.title);
+    this.name = matrix.name;
     this.matrix = { low: 0, high: 1, says: (r, c, v) => `${r} → ${c}: ${v}`, ...matrix };
     const { rows, columns, values, low, high } = this.matrix;
     const bytes = new Uint16Array(values.length);
@@ -71,21 +73,12 @@ export class HeatMap {
     paint(this.bar, Uint8Array.from({ length: 256 }, (_, byte) => byte), 1, 256, this.scale);
     const size = `${rows.length} rows, ${columns.length} columns`;
     this.canvas.setAttribute("aria-label", `${matrix.title}: ${size}. Arrow keys walk over the cells.`);
-    this.caption.textContent = matrix.title;
     this.low.textContent = shown(low);
     this.high.textContent = shown(high);
-    this.at = [Math.min(at[0], rows.length - 1), Math.min(at[1], columns.length - 1)].map((n) => Math.max(0, n));
+    this.at = [Math.max(0, Math.min(at[0], rows.length - 1)), Math.max(0, Math.min(at[1], columns.length - 1))];
     this.place();
     this.tell(...this.at);
     if (this.tablePlace.hasChildNodes()) this.drawTable();
-  }
-
-  get name() {
-    return this.matrix.name;
-  }
-
-  get title() {
-    return this.matrix.title;
   }
 
   /** The value of a cell. */
@@ -104,7 +97,8 @@ export class HeatMap {
     const right = Math.min(100, 14 + letter * 0.65 * longest(columns));
     const fit = Math.floor((room - left - right) / columns.length);
     const staged = this.root.classList.contains("staged"); // as large as the window allows
-    const largest = staged ? Math.floor((this.root.clientHeight - top - 90) / rows.length) : this.largest;
+    // A map grows with its card, as long as it fits the window.
+    const largest = staged ? Math.floor((this.root.clientHeight - top - 90) / rows.length) : Math.max(this.largest, Math.min(60, Math.floor((0.55 * innerHeight) / rows.length)));
     const cell = Math.max(columns.length > 128 ? 1 : 3, Math.min(staged ? 1.7 * largest : largest, fit));
     const flat = rows.length <= 10 || columns.length > 4 * rows.length;
     const tall = staged ? Math.min(cell, largest) : flat ? Math.max(cell, Math.min(20, Math.floor(400 / rows.length)) ) : cell;
@@ -117,8 +111,8 @@ export class HeatMap {
     const [width, height] = [cell * columns.length, tall * rows.length];
     assign(this.plane, { width: left + width + right, height: top + height + 4 });
     assign(this.canvas, { left, top, width, height });
-    this.labels.setAttribute("width", left + width + right);
-    this.labels.setAttribute("height", top + height + 4);
+    this.labels.setAttribute("width", String(left + width + right));
+    this.labels.setAttribute("height", String(top + height + 4));
     this.labels.innerHTML = labelText(this.matrix, this.sizes);
     this.mark(...this.at);
   }
@@ -144,25 +138,16 @@ export class HeatMap {
   walk(event) {
     const [row, column] = this.at;
     const last = [this.matrix.rows.length - 1, this.matrix.columns.length - 1];
-    const to = {
-      ArrowUp: [row - 1, column],
-      ArrowDown: [row + 1, column],
-      ArrowLeft: [row, column - 1],
-      ArrowRight: [row, column + 1],
-      Home: [event.ctrlKey ? 0 : row, 0],
-      End: [event.ctrlKey ? last[0] : row, last[1]],
-    }[event.key];
-    if (!to) return;
-    event.preventDefault();
-    this.choose(Math.max(0, Math.min(last[0], to[0])), Math.max(0, Math.min(last[1], to[1])));
+    const steps = { ArrowUp: [row - 1, column], ArrowDown: [row + 1, column], ArrowLeft: [row, column - 1], ArrowRight: [row, column + 1], Home: [row, 0], End: last };
+    onArrow(event, steps, (to) => this.choose(Math.max(0, Math.min(last[0], to[0])), Math.max(0, Math.min(last[1], to[1])), true));
   }
 
-  choose(row, column) {
+  choose(row, column, replace = false) {
     this.at = [row, column];
     this.mark(row, column);
     this.tell(row, column);
     this.hover(row, column);
-    this.move(row, column);
+    this.move(row, column, { replace });
   }
 
   mark(row, column) {
@@ -210,27 +195,30 @@ export class HeatMap {
     };
   }
 
-  svg() {
-    const { rows, columns, title, low, high } = this.matrix;
+  drawing() {
+    const { rows, columns, low, high } = this.matrix;
     const sizes = this.layout(760);
     const { left, top, cell, tall } = sizes;
     const [width, height] = [cell * columns.length, tall * rows.length];
-    const shift = 26; // the title's line
     let cells = "";
     if (rows.length * columns.length > MOST_RECTANGLES) {
       const place = `x="${left}" y="${top}" width="${width}" height="${height}"`;
       cells = `<image ${place} image-rendering="pixelated" href="${this.canvas.toDataURL()}"/>`;
     } else {
-      rows.forEach((_, row) =>
-        columns.forEach((_, column) => {
+      rows.forEach((_row, row) =>
+        columns.forEach((_column, column) => {
           const fill = css(byteOf(this.value(row, column), low, high), this.scale);
-          cells += `<rect x="${left + column * cell}" y="${top + row * tall}" width="${cell}" height="${tall}" fill="${fill}"/>`;
+          // Half a pixel of overlap: no white seams at any zoom.
+          cells += `<rect x="${left + column * cell}" y="${top + row * tall}" width="${cell + (column < columns.length - 1 ? 0.5 : 0)}" height="${tall + (row < rows.length - 1 ? 0.5 : 0)}" fill="${fill}"/>`;
         }),
       );
     }
-    const inside = `<text x="6" y="18" font-size="14">${escaped(title)}</text><g transform="translate(0 ${shift})"><g shape-rendering="crispEdges">${cells}</g>${labelText(this.matrix, sizes)}</g>`;
-    const wide = Math.max(left + width + sizes.right, 12 + 7.5 * title.length);
-    return picture(Math.ceil(wide), Math.ceil(top + height + shift + 8), inside);
+    return {
+      width: left + width + sizes.right,
+      height: top + height + 8,
+      inside: `<g shape-rendering="crispEdges">${cells}</g>${labelText(this.matrix, sizes)}`,
+      colours: { low, high, scale: this.scale },
+    };
   }
 }
 
@@ -241,24 +229,19 @@ function assign(one, pixels) {
 
 /** Labels of rows and columns as SVG; labels are thinned out if there are many. */
 function labelText({ rows, columns }, { left, top, cell, tall, letter }) {
-  const every = (size) => Math.max(1, Math.ceil((1.8 * letter) / size));
+  const every = (size, count) => {
+    const least = (1.8 * letter) / size;
+    return least <= 1 ? 1 : ([2, 5, 10, 20, 50, 100].find((step) => step >= least) ?? count);
+  };
   const text = (label) => escaped(visible(label).slice(0, 18));
   let inside = "";
-  for (let row = 0; row < rows.length; row += every(tall)) {
+  for (let row = 0; row < rows.length; row += every(tall, rows.length)) {
     const y = top + row * tall + tall / 2 + 4;
     inside += `<text x="${left - 5}" y="${y}" text-anchor="end" data-token="${escaped(rows[row])}">${text(rows[row])}</text>`;
   }
-  for (let column = 0; column < columns.length; column += every(cell)) {
+  for (let column = 0; column < columns.length; column += every(cell, columns.length)) {
     const x = left + column * cell + cell / 2 + 3;
     inside += `<text transform="translate(${x} ${top - 5}) rotate(-50)" data-token="${escaped(columns[column])}">${text(columns[column])}</text>`;
   }
   return inside;
-}
-
-/** The colours from the least to the greatest value. */
-function scaleOf(map) {
-  map.bar = element("canvas", { "aria-hidden": "true", class: "bar" });
-  map.low = element("span");
-  map.high = element("span");
-  return element("div", { class: "scale" }, map.low, map.bar, map.high);
 }

@@ -1,9 +1,9 @@
 // The logit lens as a table: a row for each layer, a column for each position, in each cell the
 // likeliest token, its colour a number between two ends; keys walk over it.
 
-import { byteOf, css, rgb } from "./colour.js";
+import { byteOf, css, rgb, weightScale } from "./colour.js";
 import { element, escaped, shown, visible } from "./dom.js";
-import { picture, saving } from "./exports.js";
+import { Figure, onArrow } from "./figure.js";
 
 const CELL = [74, 22]; // of a saved picture
 
@@ -13,26 +13,19 @@ function inkOn(byte) {
   return 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#000" : "#fff";
 }
 
-export class LensTable {
+export class LensTable extends Figure {
   /** @param {{move: (layer: number, position: number) => void}} how called when the cursor moves */
   constructor({ move }) {
+    super("lens");
     this.move = move;
     this.at = [0, 0];
-    this.caption = element("figcaption");
     this.body = element("table", {
       role: "grid",
       tabindex: "0",
       "aria-label": "Likeliest token after each layer: arrow keys move over the cells",
       onkeydown: (event) => this.walk(event),
     });
-    this.output = element("output", { class: "readout", "aria-live": "polite" });
-    this.root = element(
-      "figure",
-      { class: "lens", hidden: true },
-      this.caption,
-      element("div", { class: "scroll" }, this.body),
-      element("div", { class: "below" }, this.output, saving(() => this)),
-    );
+    this.fill(element("div", { class: "scroll" }, this.body));
   }
 
   /**
@@ -41,10 +34,10 @@ export class LensTable {
    * @param {[number, number]} at
    */
   show(lens, at) {
-    this.root.hidden = false;
+    this.open(lens.title);
+    this.name = lens.name;
     this.lens = lens;
-    this.caption.textContent = lens.title;
-    this.cells = lens.rows.map((_, layer) => lens.given.map((_, position) => this.cell(layer, position)));
+    this.cells = lens.rows.map((_row, layer) => lens.given.map((_column, position) => this.cell(layer, position)));
     const head = (title, labels) =>
       element("tr", {}, element("th", { scope: "row" }, title), ...labels.map((label) => element("th", { scope: "col" }, label === null ? "" : visible(label))));
     this.body.replaceChildren(
@@ -69,27 +62,10 @@ export class LensTable {
     return made;
   }
 
-  get name() {
-    return this.lens.name;
-  }
-
-  get title() {
-    return this.lens.title;
-  }
-
   walk(event) {
     const [layer, position] = this.at;
-    const to = {
-      ArrowUp: [layer - 1, position],
-      ArrowDown: [layer + 1, position],
-      ArrowLeft: [layer, position - 1],
-      ArrowRight: [layer, position + 1],
-      Home: [layer, 0],
-      End: [layer, this.lens.given.length - 1],
-    }[event.key];
-    if (!to) return;
-    event.preventDefault();
-    if (this.cells[to[0]]?.[to[1]]) this.choose(...to);
+    const steps = { ArrowUp: [layer - 1, position], ArrowDown: [layer + 1, position], ArrowLeft: [layer, position - 1], ArrowRight: [layer, position + 1], Home: [layer, 0], End: [layer, this.lens.given.length - 1] };
+    onArrow(event, steps, ([to, along]) => this.cells[to]?.[along] && this.choose(to, along));
   }
 
   choose(layer, position, tell = true) {
@@ -103,13 +79,13 @@ export class LensTable {
     if (tell) this.move(layer, position);
   }
 
-  svg() {
-    const { rows, given, expected, tokens, values, low, high, title } = this.lens;
+  drawing() {
+    const { rows, given, expected, tokens, values, low, high } = this.lens;
     const [wide, tall] = CELL;
     const left = 14 + 7.2 * Math.max(...rows.map((label) => label.length)); // room for the longest label
     const text = (x, y, word, fill = "#111") => `<text x="${x}" y="${y}" fill="${fill}">${escaped(visible(word).slice(0, 10))}</text>`;
-    const y = (row) => 34 + tall * (row + 1);
-    let inside = `<text x="6" y="18" font-size="14">${escaped(title)}</text>`;
+    const y = (row) => tall * (row + 1);
+    let inside = "";
     given.forEach((word, at) => (inside += text(left + wide * at + 4, y(-1) + 15, word)));
     rows.forEach((label, row) => {
       inside += `<text x="6" y="${y(row) + 15}">${escaped(label)}</text>`;
@@ -122,8 +98,7 @@ export class LensTable {
     inside += text(6, y(-1) + 15, "read") + text(6, y(rows.length) + 15, "next");
     // Nothing comes after the last token of a text.
     expected.forEach((word, at) => (inside += word === null ? "" : text(left + wide * at + 4, y(rows.length) + 15, word)));
-    const width = Math.max(left + wide * given.length + 8, 12 + 7.5 * title.length);
-    return picture(Math.ceil(width), y(rows.length + 1) + 6, inside);
+    return { width: left + wide * given.length + 8, height: y(rows.length + 1) + 6, inside, colours: { low, high, scale: weightScale() } };
   }
 
   table() {

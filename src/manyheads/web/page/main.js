@@ -1,7 +1,8 @@
 // The frame: menu, the page in the URL, stage mode, light and dark theme, help.
 
-import { element, identity, select } from "./dom.js";
-import { fits, pageOf, PAGES, SHARED_KEYS } from "./pages.js";
+import { checkbox, element, identity, select } from "./dom.js";
+import { linkRoles } from "./math.js";
+import { fits, pageOf, PAGES, sharedState } from "./pages.js";
 import { recording } from "./recording.js";
 import { usableRuns } from "./runs.js";
 import { linkTokens, stage } from "./stage.js";
@@ -111,17 +112,16 @@ function remember() {
 function restore() {
   if (document.activeElement !== document.body || !focused) return;
   const all = [...document.querySelectorAll("a, button, input, select, textarea, [tabindex]")];
-  all.find((control) => identity(control) === focused)?.focus();
+  /** @type {HTMLElement|undefined} */ (all.find((control) => identity(control) === focused))?.focus();
 }
 
 function frame(name, state) {
   const title = pageOf(name)?.title ?? name;
   document.title = [title, state.run, "Manyheads"].filter(Boolean).join(" · ");
   document.documentElement.dataset.theme = state.theme ?? "";
-  const shared = Object.fromEntries(SHARED_KEYS.filter((key) => key in state).map((key) => [key, state[key]]));
   const link = (page) =>
-    element("a", { href: address(page.name, shared), "aria-current": page.name === name ? "page" : null }, page.title);
-  const shown = PAGES.filter((page) => page.name === name || !run || fits(page, run));
+    element("a", { href: address(page.name, sharedState(page.name, state)), "aria-current": page.name === name ? "page" : null }, page.title);
+  const shown = PAGES.filter((page) => page.name === name || page.everywhere || !run || fits(page, run));
   const groups = [...new Set(shown.map((page) => page.group))].map((group) =>
     element(
       "div",
@@ -130,7 +130,11 @@ function frame(name, state) {
       ...shown.filter((page) => page.group === group).map(link),
     ),
   );
-  document.getElementById("pages").replaceChildren(...groups);
+  const menu = document.getElementById("pages");
+  menu.replaceChildren(...groups);
+  // On a phone the menu is one line that scrolls.
+  const current = /** @type {HTMLElement|null} */ (menu.querySelector("[aria-current]"));
+  if (current && menu.scrollWidth > menu.clientWidth) menu.scrollLeft = current.offsetLeft + (current.parentElement?.offsetLeft ?? 0) - menu.clientWidth / 2;
   document.getElementById("tools").replaceChildren(
     ...recordedTexts(name, state),
     tool("Stage", Boolean(state.stage), toggleStage),
@@ -143,8 +147,7 @@ function frame(name, state) {
 function recordedTexts(name, state) {
   if (!recording || ["runs", "watch", "train"].includes(name)) return [];
   const texts = recording.texts[state.run] ?? Object.values(recording.texts)[0];
-  const run = state.run ?? "";
-  const choice = select(texts.map((text) => [text, text]), state.text ?? texts[0], (text) => go(address(name, { run, stop: state.stop ?? "", text })));
+  const choice = select(texts.map((text) => [text, text]), state.text ?? texts[0], (text) => go(address(name, { run: state.run ?? "", stop: state.stop ?? "", text })));
   choice.setAttribute("aria-label", "Recorded sentence");
   return [choice];
 }
@@ -166,9 +169,33 @@ function showHelp() {
     element("tr", {}, element("th", {}, element("kbd", {}, key)), element("td", {}, meaning)),
   );
   const close = element("button", { type: "button", onclick: () => help.close() }, "Close");
-  help.replaceChildren(element("h2", {}, "Keys"), element("table", {}, ...rows), close);
+  const letters = checkbox("Use keys that are single letters or signs", shortcutsOn(), (on) => {
+    localStorage.setItem(SHORTCUTS, on ? "on" : "off");
+  });
+  help.replaceChildren(element("h2", {}, "Keys"), element("table", {}, ...rows), letters, close);
   help.showModal();
 }
+
+const SHORTCUTS = "shortcuts"; // in local storage
+
+/** Whether keys that are single letters or signs do something; speech input may press them by accident. */
+function shortcutsOn() {
+  try {
+    return localStorage.getItem(SHORTCUTS) !== "off";
+  } catch {
+    return true; // storage may be blocked
+  }
+}
+
+// Before all other listeners: a letter that is off reaches none of them.
+addEventListener(
+  "keydown",
+  (event) => {
+    const typed = /** @type {HTMLElement} */ (event.target).closest?.("input, textarea, select");
+    if (event.key.length === 1 && event.key !== " " && !typed && !shortcutsOn()) event.stopImmediatePropagation();
+  },
+  { capture: true },
+);
 
 // Links within the app change the URL without reloading the page.
 document.addEventListener("click", (event) => {
@@ -195,5 +222,6 @@ document.addEventListener("keydown", (event) => {
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => frame(pageName(), read()));
 linkTokens();
+linkRoles();
 onChange(draw);
 draw();

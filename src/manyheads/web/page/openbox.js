@@ -1,14 +1,15 @@
 // One part of the forward pass: its numbers, shape, formula and code.
 
-import { afterPause, element, escaped, shown, visible } from "./dom.js";
-import { picture, saving } from "./exports.js";
+import { Bars } from "./bars.js";
+import { afterPause, element, shown, visible } from "./dom.js";
 import { extent, formatted, groupOf, isStream, nameOf, shapeOf } from "./flowboxes.js";
 import { HeatMap } from "./heatmap.js";
+import { formulas } from "./math.js";
 import { chips } from "./tokens.js";
 
 export class OpenBox {
   /**
-   * @param {{move: (row: number, column: number) => void, explain: (row: number, column: number) => Promise<object>}} how
+   * @param {{move: (row: number, column: number) => void, explain: (row: number, column: number) => Promise<any>}} how
    * called when the cursor moves, and for the terms of a cell
    */
   constructor({ move, explain }) {
@@ -20,14 +21,14 @@ export class OpenBox {
     this.map = new HeatMap({
       move: (row, column) => {
         move(row, column);
-        this.bars.at(row);
+        this.likeliest(row);
       },
       largest: 22,
       hover: afterPause((row, column) => this.trace(row, column), 60),
     });
     this.map.root.dataset.stage = "Map";
     this.origin = element("section", { class: "origin", "aria-label": "Where the number comes from", "aria-live": "polite" });
-    this.bars = new Bars();
+    this.bars = new Bars({ kind: "likeliest", extra: "logit" });
     this.pieces = element("div");
     this.code = element("div", { class: "code" });
     this.root = element(
@@ -38,7 +39,7 @@ export class OpenBox {
   }
 
   /**
-   * @param {object} box with its column @param {{layer: number, head: number, cell: [number, number], labels: Function}} how
+   * @param {import("./flowlayout.js").Box} box @param {{layer: number, head: number, cell: [number, number], labels: Function}} how
    * @param {{numbers: any, beside: any}} of its tensor; for logits also the probabilities, and vice versa
    * @param {Record<string, {at: string, text: string}>} sources
    */
@@ -48,7 +49,7 @@ export class OpenBox {
     const inHead = box.axes.startsWith("h") ? `, head ${Math.min(head, column.heads - 1) + 1}` : "";
     const title = `${nameOf(column)}, ${group[0].toLowerCase()}${group.slice(1)}${inHead}`;
     this.title.replaceChildren(`${box.title} `, element("small", {}, title));
-    this.formula.textContent = box.formula;
+    this.formula.replaceChildren(...formulas(box.formula));
     if (box.stage === "tokens") this.map.root.hidden = true;
     this.box = box;
     this.origin.hidden = true;
@@ -64,14 +65,29 @@ export class OpenBox {
     const topNote = box.words.length ? `; the top ${numbers.shape[1]} of ${box.shape.at(-1)} at each position` : "";
     this.facts.textContent = `shape ${shapeOf(box)}; from ${formatted(least, 5)} to ${formatted(greatest, 5)}${topNote}`;
     const [rows, columns] = [labels(box.rows, numbers.shape[0]), labels(box.columns, numbers.shape[1])];
-    const says = (row, column, value) => (box.words.length ? `at ${row}, number ${column}: ${value}` : `${row}, ${column}: ${value.replace("-Infinity", "−∞")}`);
+    const says = (row, at, value) => (box.words.length ? `at ${row}, number ${at}: ${value}` : `${row}, ${at}: ${value.replace("-Infinity", "−∞")}`);
     const name = `${box.name}-${layer + 1}-${head + 1}`;
     this.map.show({ name, title: `${box.title}: ${title}`, rows, columns, values: numbers.values, low, high, says }, cell);
     if (isStream(box)) this.map.low.textContent = `≤ ${shown(low, 2)}`;
     if (isStream(box)) this.map.high.textContent = `≥ ${shown(high, 2)}`;
     this.labels = { rows, columns };
     this.trace(...this.map.at);
-    if (box.words.length) this.bars.show({ box, rows, numbers, beside }, this.map.at[0]);
+    this.content = { box, rows, numbers, beside };
+    this.likeliest(this.map.at[0]);
+  }
+
+  /** Shows the most probable tokens at a position. */
+  likeliest(row) {
+    const { box, rows, numbers, beside } = this.content;
+    if (!box.words.length) return;
+    const count = numbers.shape[1];
+    const [chances, scores] = box.name.endsWith(".logits") ? [beside, numbers] : [numbers, beside];
+    const bars = box.words[row].map((label, rank) => {
+      const chance = chances.values[row * count + rank];
+      return { label, values: [chance], texts: [shown(chance, 5)], extra: scores.values[row * count + rank] };
+    });
+    this.bars.name = `${box.name}-position-${row + 1}`;
+    this.bars.show(bars, `Top ${count} tokens at position ${row + 1}, “${visible(rows[row])}”`);
   }
 
   /** Shows the terms of a cell. */
@@ -109,62 +125,4 @@ function sourceOf(name, { at, text }) {
     element("h3", {}, `${short} `, element("span", {}, at)),
     element("pre", { tabindex: "0", role: "region", "aria-label": `Code of ${short}` }, element("code", {}, text)),
   ];
-}
-
-/** The most probable tokens at one position, as bars. */
-class Bars {
-  constructor() {
-    this.caption = element("figcaption");
-    this.body = element("table", { class: "bars" });
-    this.root = element("figure", { class: "likeliest", hidden: true }, this.caption, this.body, element("div", { class: "below" }, saving(() => this)));
-  }
-
-  show(content, row) {
-    this.content = content;
-    this.at(row);
-  }
-
-  at(row) {
-    if (!this.content || this.root.hidden) return;
-    const { box, rows, numbers, beside } = this.content;
-    const count = numbers.shape[1];
-    const [chances, scores] = box.name.endsWith(".logits") ? [beside, numbers] : [numbers, beside];
-    const at = (tensor, rank) => tensor.values[row * count + rank];
-    this.lines = box.words[row].map((word, rank) => [visible(word), at(chances, rank), at(scores, rank)]);
-    this.caption.textContent = `Top ${count} tokens at position ${row + 1}, “${visible(rows[row])}”`;
-    const cells = this.lines.map(([word, chance, score]) =>
-      element(
-        "tr",
-        {},
-        element("th", { scope: "row" }, word),
-        element("td", {}, element("meter", { min: "0", max: "1", value: String(chance), "aria-hidden": "true" })),
-        element("td", {}, shown(chance, 5)),
-        element("td", {}, `z = ${shown(score)}`),
-      ),
-    );
-    this.body.replaceChildren(...cells);
-    this.row = row;
-  }
-
-  get name() {
-    return `${this.content.box.name}-position-${this.row + 1}`;
-  }
-
-  get title() {
-    return this.caption.textContent;
-  }
-
-  svg() {
-    const lines = this.lines.map(([word, chance], at) => {
-      const y = 36 + at * 20;
-      const bar = `<rect x="150" y="${y}" width="${300 * chance}" height="14" fill="#0b5cad"/>`;
-      return `<text x="142" y="${y + 11}" text-anchor="end">${escaped(word.slice(0, 20))}</text>${bar}<text x="${156 + 300 * chance}" y="${y + 11}">${shown(chance)}</text>`;
-    });
-    const wide = Math.max(540, 20 + 7.5 * this.title.length);
-    return picture(Math.ceil(wide), 46 + 20 * lines.length, `<text x="10" y="20" font-size="14">${escaped(this.title)}</text>${lines.join("")}`);
-  }
-
-  table() {
-    return { columns: ["token", "probability", "logit"], rows: this.lines };
-  }
 }

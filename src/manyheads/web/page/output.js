@@ -1,7 +1,8 @@
 // The output of a model, and its output without some heads, side by side.
 
+import { barTable } from "./bars.js";
 import { element, shown, visible } from "./dom.js";
-import { compared } from "./tokens.js";
+import { changed, marked } from "./tokens.js";
 
 /**
  * @param {object} baseline of the complete model @param {object|null} without with heads knocked out
@@ -14,7 +15,7 @@ export function outputPanel(baseline, without) {
 }
 
 function row(title, output, before) {
-  return element("div", {}, element("h3", {}, title), ...content(output, before));
+  return element("div", {}, element("h2", {}, title), ...content(output, before));
 }
 
 function content(output, before) {
@@ -37,10 +38,7 @@ function content(output, before) {
 
 /** A text with changed words marked. */
 function sentence(text, before, lead = "") {
-  const words = text.split(" ");
-  const marked = before === undefined ? words.map((word) => [word, true]) : compared(before.split(" "), words);
-  const parts = marked.flatMap(([word, same]) => [same ? word : element("mark", {}, word), " "]);
-  return element("p", { class: "sentence" }, lead, ...(text ? parts : ["(nothing)"]));
+  return element("p", { class: "sentence" }, lead, ...(text ? marked(text, before ?? text) : ["(nothing)"]));
 }
 
 function likelihood(output, name) {
@@ -59,18 +57,13 @@ function tokenChanges(output, before) {
 
 /** Probabilities as bars, with the earlier value of each if there is one. */
 function bars(top, before) {
-  const rows = top.map(({ piece, probability }) => {
-    const was = before?.find((one) => one.piece === piece)?.probability;
-    const earlier = before ? ` (${was === undefined ? "not in the top" : shown(was)})` : "";
-    return element(
-      "tr",
-      {},
-      element("th", { scope: "row" }, visible(piece)),
-      element("td", {}, element("meter", { min: "0", max: "1", value: String(probability), "aria-hidden": "true" })),
-      element("td", {}, shown(probability) + earlier),
-    );
-  });
-  return element("table", { class: "bars" }, ...rows);
+  return barTable(
+    top.map(({ piece, probability }) => {
+      const was = before?.find((one) => one.piece === piece)?.probability;
+      const earlier = before ? ` (${was === undefined ? "not in the top" : shown(was)})` : "";
+      return { label: piece, values: [probability], texts: [shown(probability) + earlier] };
+    }),
+  );
 }
 
 /** The most probable word at each position of a text without masks. */
@@ -79,13 +72,13 @@ function words(output, before) {
     const { piece, probability } = one.top[0];
     const same = before === null || before.words[at]?.top[0].piece === piece;
     const text = `${visible(piece)} ${shown(probability, 2)}`;
-    return element("li", {}, element("span", {}, visible(one.piece)), " → ", same ? text : element("mark", {}, text));
+    return element("li", {}, element("span", {}, visible(one.piece)), " → ", same ? text : changed(text));
   });
   return element("ol", { class: "guesses" }, ...parts);
 }
 
 function labels({ labels: names, scores }) {
   const rows = Array.isArray(scores[0]) ? scores : [scores];
-  const line = (row) => names.map((name, at) => `${name} ${shown(row[at])}`).join(", ");
+  const line = (one) => names.map((name, at) => `${name} ${shown(one[at])}`).join(", ");
   return element("p", { class: "sentence" }, rows.map(line).join(" · "));
 }

@@ -2,8 +2,8 @@
 // walk over, and small ones side by side to choose from.
 
 import { byteOf, css } from "./colour.js";
-import { element, escaped, shown } from "./dom.js";
-import { picture, saving } from "./exports.js";
+import { context2d, element, escaped, shown } from "./dom.js";
+import { Figure, onArrow } from "./figure.js";
 
 const SIZE = 448; // of the large one, in pixels of its canvas
 const SMALL = 112;
@@ -11,7 +11,7 @@ const SMALL = 112;
 /** An image as a canvas. @param {import("./api.js").Tensor} pixels height, width, channels; 0 to 1 */
 export function pictureOf({ shape: [height, width, channels], values }) {
   const canvas = element("canvas", { width, height });
-  const context = canvas.getContext("2d");
+  const context = context2d(canvas);
   const image = context.createImageData(width, height);
   for (let at = 0; at < width * height; at++) {
     for (let colour = 0; colour < 3; colour++) {
@@ -26,12 +26,12 @@ export function pictureOf({ shape: [height, width, channels], values }) {
 /**
  * The picture with its patches coloured: a patch's colour is value ⁄ greatest.
  * @param {HTMLCanvasElement} canvas @param {number} size @param {HTMLCanvasElement} image
- * @param {ArrayLike<number>} values of the patches, row by row @param {number} side patches in a row
+ * @param {Float32Array} values of the patches, row by row @param {number} side patches in a row
  * @param {number} opacity of the colours, 0 to 1
  */
 function paintOver(canvas, size, image, values, side, opacity) {
   canvas.width = canvas.height = size;
-  const context = canvas.getContext("2d");
+  const context = context2d(canvas);
   context.imageSmoothingEnabled = false;
   context.drawImage(image, 0, 0, size, size);
   const most = Math.max(...values);
@@ -46,50 +46,35 @@ function paintOver(canvas, size, image, values, side, opacity) {
   return { context, edge };
 }
 
-export class Overlay {
+export class Overlay extends Figure {
   /** @param {{choose: (query: number) => void}} how called with the chosen patch; −1 is the class token */
   constructor({ choose }) {
+    super("");
     this.choose = choose;
     this.at = 0;
-    this.caption = element("figcaption");
     this.canvas = element("canvas", {
       tabindex: "0",
-      role: "application",
+      role: "img",
       "aria-roledescription": "picture",
       onkeydown: (event) => this.walk(event),
       onpointermove: (event) => this.tell(this.under(event)),
       onpointerleave: () => this.tell(this.at),
       onclick: (event) => this.choose((this.at = this.under(event))),
     });
-    this.output = element("output", { class: "readout", "aria-live": "polite" });
-    this.root = element(
-      "figure",
-      { hidden: true },
-      this.caption,
-      element("div", { class: "overlay" }, this.canvas),
-      element("div", { class: "below" }, this.output, saving(() => this)),
-    );
+    this.fill(element("div", { class: "overlay" }, this.canvas));
   }
 
   /**
-   * @param {{name: string, title: string, image: HTMLCanvasElement, values: ArrayLike<number>,
-   *   side: number, opacity: number, query: number, what: string}} shown `query` is the patch that looks, −1 none
+   * @param {{name: string, title: string, image: HTMLCanvasElement, values: Float32Array,
+   *   side: number, opacity: number, query: number, what: string}} over `query` is the patch that looks, −1 none
    */
   show(over) {
-    this.root.hidden = false;
+    this.open(over.title);
+    this.name = over.name;
     this.over = over;
     this.at = over.query >= 0 ? over.query : Math.min(this.at, over.side ** 2 - 1);
-    this.caption.textContent = over.title;
     this.canvas.setAttribute("aria-label", `${over.title}. Arrow keys walk over the patches, Enter lets one look, c the class token.`);
     this.draw();
-  }
-
-  get name() {
-    return this.over.name;
-  }
-
-  get title() {
-    return this.over.title;
   }
 
   draw() {
@@ -127,11 +112,10 @@ export class Overlay {
     if (event.key === "Enter") return void this.choose(this.at);
     if (event.key === "c") return void this.choose(-1);
     const [row, column] = [Math.floor(this.at / side), this.at % side];
-    const to = { ArrowUp: [row - 1, column], ArrowDown: [row + 1, column], ArrowLeft: [row, column - 1], ArrowRight: [row, column + 1] }[event.key];
-    if (!to) return;
-    event.preventDefault();
-    if (to.every((one) => one >= 0 && one < side)) this.at = to[0] * side + to[1];
-    this.draw();
+    onArrow(event, { ArrowUp: [row - 1, column], ArrowDown: [row + 1, column], ArrowLeft: [row, column - 1], ArrowRight: [row, column + 1] }, (to) => {
+      if (to.every((one) => one >= 0 && one < side)) this.at = to[0] * side + to[1];
+      this.draw();
+    });
   }
 
   tell(at) {
@@ -139,17 +123,13 @@ export class Overlay {
     this.output.textContent = `row ${Math.floor(at / side) + 1}, column ${(at % side) + 1}: ${what} ${shown(values[at], 5)}`;
   }
 
-  svg() {
-    const { image, values, side, opacity, title } = this.over;
-    const [size, most] = [360, Math.max(...values)];
-    const cell = size / side;
-    let inside = `<text x="10" y="20" font-size="14">${escaped(title)}</text>`;
-    inside += `<image x="10" y="30" width="${size}" height="${size}" image-rendering="pixelated" href="${image.toDataURL()}"/>`;
-    for (let at = 0; at < side * side; at++) {
-      const [x, y] = [10 + cell * (at % side), 30 + cell * Math.floor(at / side)];
-      inside += `<rect x="${x}" y="${y}" width="${cell}" height="${cell}" fill="${css(byteOf(values[at], 0, most), "viridis")}" fill-opacity="${opacity}"/>`;
-    }
-    return picture(Math.ceil(Math.max(size + 20, 20 + 7.5 * title.length)), size + 40, `<g shape-rendering="crispEdges">${inside}</g>`);
+  /** @returns {import("./exports.js").Drawing} */
+  drawing() {
+    const { image, values, side, opacity } = this.over;
+    const canvas = element("canvas");
+    paintOver(canvas, SIZE, image, values, side, opacity);
+    const inside = `<image x="10" width="${SIZE}" height="${SIZE}" image-rendering="pixelated" href="${canvas.toDataURL()}"/>`;
+    return { width: SIZE + 20, height: SIZE + 6, inside, colours: { low: 0, high: Math.max(...values), scale: "viridis" } };
   }
 
   table() {
@@ -159,21 +139,22 @@ export class Overlay {
   }
 }
 
-export class SmallOverlays {
+export class SmallOverlays extends Figure {
   /** @param {{choose: (number: number) => void}} how */
   constructor({ choose }) {
+    super("");
     this.choose = choose;
-    this.caption = element("figcaption");
     this.cells = element("div", { class: "small-overlays" });
-    this.root = element("figure", { hidden: true }, this.caption, this.cells, element("div", { class: "below" }, saving(() => this)));
+    this.fill(this.cells);
   }
 
   /** @param {{name: string, title: string, image: HTMLCanvasElement, side: number, opacity: number}} about
-   *  @param {{label: string, values: ArrayLike<number>}[]} all @param {number} chosen */
+   *  @param {{label: string, values: Float32Array}[]} all @param {number} chosen */
   show(about, all, chosen) {
-    this.root.hidden = false;
-    Object.assign(this, { about, all });
-    this.caption.textContent = about.title;
+    this.open(about.title);
+    this.about = about;
+    this.all = all;
+    this.name = about.name;
     this.buttons = all.map(({ label, values }, at) => {
       const canvas = element("canvas", { "aria-hidden": "true" });
       paintOver(canvas, SMALL, about.image, values, about.side, about.opacity);
@@ -182,24 +163,14 @@ export class SmallOverlays {
     this.cells.replaceChildren(...this.buttons);
   }
 
-  get name() {
-    return this.about.name;
-  }
-
-  get title() {
-    return this.about.title;
-  }
-
-  svg() {
+  drawing() {
     const across = Math.min(4, this.all.length);
     const inside = this.all.map(({ label }, at) => {
-      const [x, y] = [10 + (at % across) * (SMALL + 10), 34 + Math.floor(at / across) * (SMALL + 24)];
+      const [x, y] = [10 + (at % across) * (SMALL + 10), Math.floor(at / across) * (SMALL + 24)];
       const href = this.buttons[at].querySelector("canvas").toDataURL();
       return `<image x="${x}" y="${y}" width="${SMALL}" height="${SMALL}" href="${href}"/><text x="${x}" y="${y + SMALL + 14}">${escaped(label)}</text>`;
     });
-    const title = `<text x="10" y="20" font-size="14">${escaped(this.title)}</text>`;
-    const width = Math.max(20 + across * (SMALL + 10), 20 + 7.5 * this.title.length);
-    return picture(Math.ceil(width), 44 + Math.ceil(this.all.length / across) * (SMALL + 24), title + inside.join(""));
+    return { width: 20 + across * (SMALL + 10), height: Math.ceil(this.all.length / across) * (SMALL + 24), inside: inside.join("") };
   }
 
   table() {

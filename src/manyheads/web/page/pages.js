@@ -17,6 +17,7 @@ const TEXTS = [...TRANSLATORS, "gpt", "bert"];
  * @property {string[]} [kinds] of models that it supports, in addition to the runs that list it in `can`;
  * all kinds if omitted
  * @property {string} [needed] what these models are called @property {string} [command] trains one of them
+ * @property {boolean} [everywhere] in the menu of every run, because it needs none
  * @property {Record<string, string>} [opens] the state with which a run opens it
  */
 
@@ -24,7 +25,8 @@ const TEXTS = [...TRANSLATORS, "gpt", "bert"];
 const ALL = [
   { name: "runs", group: "Start", title: "Runs" },
   { name: "tour", group: "Learn", title: "Tour", kinds: ["seq2seq"], needed: "Transformers that translate", command: "manyheads demo" },
-  { name: "watch", group: "Learn", title: "Watch", kinds: TRANSLATORS.filter((kind) => kind !== "imported"), needed: "runs that translate", command: "manyheads demo" },
+  { name: "watch", group: "Learn", title: "Watch", kinds: [...TRANSLATORS.filter((kind) => kind !== "imported"), "gpt", "vit"], needed: "runs that translate, write or name pictures", command: "manyheads demo" },
+  { name: "quiz", group: "Learn", title: "Quiz", kinds: [], everywhere: true },
   { name: "flow", group: "Look inside", title: "Flow", kinds: ["seq2seq", "decoder-only-seq2seq", "gpt", "bert"], needed: "Transformers that read text", command: "manyheads demo" },
   { name: "attention", group: "Look inside", title: "Attention", kinds: TEXTS, needed: "models that read text", command: "manyheads demo" },
   { name: "lens", group: "Look inside", title: "Lens", kinds: ["gpt", "seq2seq", "decoder-only-seq2seq", "imported"], needed: "language models and decoders", command: "manyheads train language data.folder=books --out runs/books" },
@@ -49,5 +51,12 @@ export function fits({ name, kinds }, run) {
   return !kinds || kinds.includes(run.kind) || (run.can ?? []).includes(name);
 }
 
-/** The values of the state that links to other pages keep. */
-export const SHARED_KEYS = ["run", "text", "stage", "theme", "palette"];
+/** The values of the state that another run, or another step of the tour, keeps. */
+export const LASTING_KEYS = ["run", "text", "stage", "theme", "palette"];
+const SHARED_KEYS = [...LASTING_KEYS, "target", "map", "layer", "head"];
+
+/** The values of the state that a link to a page keeps; the steps of the tour have their own maps. @param {string} name @param {Record<string, string>} state */
+export function sharedState(name, state) {
+  const keys = name === "tour" ? LASTING_KEYS : SHARED_KEYS;
+  return Object.fromEntries(keys.filter((key) => key in state).map((key) => [key, state[key]]));
+}

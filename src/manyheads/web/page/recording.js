@@ -10,7 +10,7 @@
 
 const bytesOf = (text) => Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
 
-/** Inflates zlib data. @param {Uint8Array} packed @returns {Response} */
+/** Inflates zlib data. @param {Uint8Array<ArrayBuffer>} packed @returns {Response} */
 export function inflated(packed) {
   return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate")));
 }

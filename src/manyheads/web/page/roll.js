@@ -1,8 +1,8 @@
 // A piano roll: notes over time and pitch, and arcs from one event to the events it attends to.
 
 import { LINES } from "./colour.js";
-import { element, escaped, shown, visible } from "./dom.js";
-import { picture, saving } from "./exports.js";
+import { element, shown, visible } from "./dom.js";
+import { Figure, onArrow } from "./figure.js";
 import { strongest } from "./lines.js";
 
 const LEFT = 44;
@@ -16,33 +16,32 @@ export function nameOf(pitch) {
   return `${NAMES[pitch % 12]}${Math.floor(pitch / 12) - 1}`;
 }
 
-export class Roll {
-  /** @param {{choose: (event: number) => void}} how called with the chosen event */
+export class Roll extends Figure {
+  /** @param {{choose: (event: number, how?: {replace: boolean}) => void}} how called with the chosen event */
   constructor({ choose }) {
+    super("roll");
     this.choose = choose;
-    this.caption = element("figcaption");
     this.plane = element("div", {
       tabindex: "0",
-      role: "application",
+      role: "img",
       "aria-roledescription": "piano roll",
       onkeydown: (event) => this.walk(event),
       onclick: (event) => this.pick(event),
     });
-    this.output = element("output", { class: "readout", "aria-live": "polite" });
     this.frame = element("div", { class: "scroll" }, this.plane);
-    this.root = element("figure", { class: "roll", hidden: true }, this.caption, this.frame, element("div", { class: "below" }, this.output, saving(() => this)));
+    this.fill(this.frame);
   }
 
   /**
-   * @param {{name: string, title: string, notes: object[], events: {word: string, time: number, pitch: number|null}[],
+   * @param {{name: string, title: string, notes: {start: number, end: number, pitch: number, part: number, loud: number}[], events: {word: string, time: number, pitch: number|null}[],
    *   first: number, weights: ArrayLike<number>, at: number, top: number}} roll `first` is the number
    * of the first event in the piece; `weights` are of the chosen event: the first is that of what
    * stands before these events, then one for each
    */
   show(roll) {
-    this.root.hidden = false;
+    this.open(roll.title);
+    this.name = roll.name;
     this.roll = roll;
-    this.caption.textContent = roll.title;
     this.plane.setAttribute("aria-label", `${roll.title}. Left and right: the event before and after.`);
     const pitches = roll.notes.map((note) => note.pitch);
     this.low = Math.min(...(pitches.length ? pitches : [60])) - 1;
@@ -53,14 +52,6 @@ export class Roll {
     this.width = LEFT + this.scale * last + 12;
     this.height = TOP + KEY * (this.high - this.low + 1) + BASE;
     this.draw();
-  }
-
-  get name() {
-    return this.roll.name;
-  }
-
-  get title() {
-    return this.roll.title;
   }
 
   x(time) {
@@ -121,10 +112,7 @@ export class Roll {
 
   walk(event) {
     const { events, at } = this.roll;
-    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: events.length - 1 }[event.key];
-    if (to === undefined) return;
-    event.preventDefault();
-    if (events[to]) this.choose(to);
+    onArrow(event, { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: events.length - 1 }, (to) => events[to] && this.choose(to, { replace: true }));
   }
 
   /** The event nearest to a click. */
@@ -135,10 +123,8 @@ export class Roll {
     this.choose(away.indexOf(Math.min(...away)));
   }
 
-  svg() {
-    const title = `<text x="6" y="18" font-size="14">${escaped(this.title)}</text>`;
-    const wide = Math.max(this.width, 12 + 7.5 * this.title.length);
-    return picture(Math.ceil(wide), this.height + 26, `${title}<g transform="translate(0 26)" color="#111">${this.inside()}</g>`);
+  drawing() {
+    return { width: this.width, height: this.height, inside: this.inside() };
   }
 
   table() {

@@ -2,13 +2,15 @@
 
 import { get } from "./api.js";
 import { element, labelled, select } from "./dom.js";
-import { SHARED_KEYS } from "./pages.js";
+import { LASTING_KEYS } from "./pages.js";
 import { address, change, go, pageName, read } from "./state.js";
 
 /**
  * @typedef {object} Run
  * @property {string} name @property {string} [error] why it cannot be read
  * @property {string} kind @property {string} task @property {string} example a text to begin with
+ * @property {string} [ambiguous] a text with several likely outputs
+ * @property {number[]} [kept] steps whose weights can be opened, as run@step
  * @property {string[]} [can] pages that it supports in addition to those of its kind
  */
 
@@ -44,7 +46,7 @@ export function runChoice(runs, name, key = "run", label = "Run", none = null) {
 /** Opens another run on the same page and drops heads and cells of the last one. */
 function open(run) {
   const state = read();
-  const shared = SHARED_KEYS.filter((key) => key in state).map((key) => [key, state[key]]);
+  const shared = LASTING_KEYS.filter((key) => key in state).map((key) => [key, state[key]]);
   go(address(pageName(), { ...Object.fromEntries(shared), run }));
 }
 

@@ -23,6 +23,12 @@ export function chips(pieces, ids = [], strong = () => false) {
   );
 }
 
+/** A changed word: marked by a colour, a line below and, for a screen reader, a word. @param {string} text */
+export const changed = (text) => element("mark", { class: "changed" }, element("span", { class: "unseen" }, "changed: "), text);
+
+/** A text with the words marked that are not in the earlier one. @param {string} text @param {string} before */
+export const marked = (text, before) => compared(before.split(" "), text.split(" ")).flatMap(([word, same]) => [same ? word : changed(word), " "]);
+
 /** Two lists of words with what differs marked: [word, whether it is in both] of the second. */
 export function compared(before, after) {
   // The longest common subsequence, from its table of lengths.
@@ -33,13 +39,13 @@ export function compared(before, after) {
         before[i] === after[j] ? length[i + 1][j + 1] + 1 : Math.max(length[i + 1][j], length[i][j + 1]);
     }
   }
-  const marked = [];
+  const words = [];
   for (let i = 0, j = 0; j < after.length; ) {
     if (i < before.length && before[i] === after[j]) {
-      marked.push([after[j], true]);
+      words.push([after[j], true]);
       i++, j++;
     } else if (i < before.length && length[i + 1][j] >= length[i][j + 1]) i++;
-    else marked.push([after[j++], false]);
+    else words.push([after[j++], false]);
   }
-  return marked;
+  return words;
 }

@@ -1,7 +1,7 @@
 // Beam search as a tree: a column per step with all candidates, best first.
 
 import { element, escaped, shown, visible } from "./dom.js";
-import { picture, saving } from "./exports.js";
+import { Figure } from "./figure.js";
 
 const BOX = { width: 114, height: 24, across: 144, down: 30, margin: 8, top: 22 };
 const FILLS = { kept: "#0072b22e", ended: "#009e7340", pruned: "none" };
@@ -9,22 +9,27 @@ const STROKES = { kept: "#0072b2", ended: "#009e73", pruned: "#8a8f94" };
 const ROOT = -1;
 
 /**
- * @typedef {object} Node
+ * @typedef {object} Candidate
  * @property {number} step from 1 @property {number} parent −1 is the root @property {number} token
  * @property {string} piece @property {number} log_probability @property {number} score
  * @property {"kept"|"ended"|"pruned"} state @property {number|null} place among the results, from 1
  */
 
-export class Tree {
-  /** @param {{choose: (node: number) => void, step: (step: number) => void}} how callbacks for the chosen node and step */
+export class Tree extends Figure {
+  /** The candidates of all steps. @type {Candidate[]} */
+  nodes = [];
+  /** The text at the root. */
+  rootPiece = "";
+
+  /** @param {{choose: (node: number, how?: {replace: boolean}) => void, step: (step: number) => void}} how callbacks for the chosen node and step */
   constructor({ choose, step }) {
+    super("beam");
     this.choose = choose;
     this.stepped = step;
-    this.caption = element("figcaption");
     this.plane = element("div", {
       class: "tree",
       tabindex: "0",
-      role: "application",
+      role: "img",
       "aria-roledescription": "tree",
       onkeydown: (event) => this.walk(event),
       onclick: (event) => this.clicked(event),
@@ -32,24 +37,15 @@ export class Tree {
     this.frame = element("div", { class: "scroll" }, this.plane);
     this.slider = element("input", { type: "range", min: "1", oninput: () => this.slide(Number(this.slider.value)) });
     this.label = element("span");
-    this.output = element("output", { class: "readout", "aria-live": "polite" });
-    this.root = element(
-      "figure",
-      { class: "beam", hidden: true },
-      this.caption,
-      element("label", { class: "field wide" }, this.label, this.slider),
-      this.frame,
-      element("p", { class: "note" }, ...legend()),
-      element("div", { class: "below" }, this.output, saving(() => this)),
-    );
+    this.fill(element("label", { class: "field wide" }, this.label, this.slider), this.frame, element("p", { class: "note" }, ...legend()));
   }
 
   /**
-   * @param {{name: string, title: string, rootPiece: string, nodes: Node[]}} tree
+   * @param {{name: string, title: string, rootPiece: string, nodes: Candidate[]}} tree
    * @param {{step: number, node: number}} at 0 is the last step
    */
-  show(tree, { step, node }) {
-    this.root.hidden = false;
+  show({ title, ...tree }, { step, node }) {
+    this.open(title);
     Object.assign(this, tree, { node: node < tree.nodes.length ? node : ROOT });
     this.last = Math.max(1, ...this.nodes.map((one) => one.step));
     this.rows = [];
@@ -58,7 +54,6 @@ export class Tree {
     this.slider.max = String(this.last);
     this.step = step >= 1 ? Math.min(step, this.last) : this.last;
     this.slider.value = String(this.step);
-    this.caption.textContent = this.title;
     this.plane.setAttribute("aria-label", `${this.title}. Arrow keys move from token to token.`);
     this.draw();
     this.reveal();
@@ -152,10 +147,10 @@ export class Tree {
     if (box) this.go(Number(box.dataset.node));
   }
 
-  go(node) {
+  go(node, how = undefined) {
     this.node = node;
     this.draw();
-    this.choose(node);
+    this.choose(node, how);
   }
 
   walk(event) {
@@ -172,7 +167,7 @@ export class Tree {
     if (!["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home"].includes(event.key)) return;
     event.preventDefault();
     if (to === undefined || to === this.node) return;
-    this.go(to);
+    this.go(to, { replace: true });
     this.reveal();
   }
 
@@ -194,11 +189,9 @@ export class Tree {
     this.output.textContent = `Step ${node.step}, “${visible(node.piece)}”, ${state}: log P ${shown(node.log_probability, 5)}, score ${shown(node.score, 5)}. ${text}`;
   }
 
-  svg() {
+  drawing() {
     const [width, height] = this.size();
-    const title = `<text x="8" y="18" font-size="14">${escaped(this.title)}</text>`;
-    const wide = Math.max(width, 20 + 7.5 * this.title.length);
-    return picture(wide, height + 28, `${title}<g transform="translate(0 28)">${this.inside(this.step, null)}</g>`);
+    return { width, height, inside: this.inside(this.step, null) };
   }
 
   table() {

@@ -1,7 +1,6 @@
 // Shared by Translate and Decode: tokens as buttons, tokens in the URL.
 
 import { element, escaped, shown, spelled, visible } from "./dom.js";
-import { picture } from "./exports.js";
 
 /** The beam widths to choose from. */
 export const BEAMS = ["1", "2", "3", "4", "5", "6", "7", "8"].map((beam) => [beam, beam]);
@@ -33,15 +32,16 @@ export function pieceButtons(label, pieces, chances, { chosen, given, choose }) 
         class: at < given ? "given" : "",
         tabindex: at === stop ? "0" : "-1",
         "aria-pressed": String(at === chosen),
-        "aria-label": `${visible(piece)}, position ${at + 1}, probability ${shown(chances[at])}${at < given ? ", given" : ""}`,
+        "aria-label": `${visible(piece)} ${shown(chances[at], 2)}: position ${at + 1}${at < given ? ", forced" : ""}`,
         onclick: () => choose(at),
       },
       element("span", { class: "piece" }, visible(piece)),
+      " ",
       element("span", { class: "id" }, shown(chances[at], 2)),
     ),
   );
   const walk = (event) => {
-    const at = buttons.indexOf(document.activeElement);
+    const at = buttons.indexOf(/** @type {HTMLButtonElement} */ (document.activeElement));
     const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: buttons.length - 1 }[event.key];
     if (at < 0 || !buttons[to]) return;
     event.preventDefault();
@@ -58,12 +58,12 @@ export function pieceButtons(label, pieces, chances, { chosen, given, choose }) 
  */
 export function textsView(name, title, texts) {
   const line = (one, at) => `${one.way ? `${one.way}: ` : `${at + 1}. `}${one.text}   (score ${shown(one.score)}, log P ${shown(one.log_probability)})`;
-  const lines = [title, ...texts.map(line)];
-  const inside = lines.map((text, at) => `<text x="12" y="${26 + 22 * at}" font-size="${at ? 13 : 14}" xml:space="preserve">${escaped(text)}</text>`);
+  const lines = texts.map(line);
+  const inside = lines.map((text, at) => `<text x="12" y="${18 + 22 * at}" font-size="13" xml:space="preserve">${escaped(text)}</text>`).join("");
   return {
     name,
     title,
-    svg: () => picture(30 + 7.5 * Math.max(...lines.map((text) => text.length)), 22 + 22 * lines.length, inside.join("")),
+    drawing: () => ({ width: 30 + 7.5 * Math.max(...lines.map((text) => text.length)), height: 6 + 22 * lines.length, inside }),
     table: () => ({
       columns: ["way", "place", "text", "score", "log P"],
       rows: texts.map((one, at) => [one.way ?? "", at + 1, one.text, one.score, one.log_probability]),

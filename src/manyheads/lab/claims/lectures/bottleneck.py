@@ -37,6 +37,7 @@ def model_of(vocabulary: int, *, attention: bool, large: bool) -> Rnn:
         vocab_size=vocabulary, dim=dim, layers=1, max_length=64, tie="none", dropout=0.0
     ).build()
     if not attention:
+        assert model.attention is not None
         model.attention.register_forward_pre_hook(one_vector)
     return model
 

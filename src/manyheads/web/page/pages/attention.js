@@ -1,15 +1,17 @@
 // Attention: all heads of a model on a text, one head in detail, and the model without some heads.
 
 import { post, tensor } from "../api.js";
+import { compareChoice, Comparison } from "../compare.js";
 import { element, labelled, select, shown, tabs } from "../dom.js";
-import { cellOf, chooseFirst, fitting, insteadOf, limited, nothingFits } from "../fitting.js";
+import { describe } from "../exports.js";
+import { cellOf, limited } from "../fitting.js";
 import { TextAndTarget } from "../form.js";
 import { HeadGrid } from "../headgrid.js";
 import { HeatMap } from "../heatmap.js";
 import { Lines } from "../lines.js";
 import { outputPanel } from "../output.js";
+import { definePage } from "../page.js";
 import { QueryKey } from "../querykey.js";
-import { lead, runChoice } from "../runs.js";
 import { change, read } from "../state.js";
 
 const VIEWS = [
@@ -31,32 +33,37 @@ const STATISTICS = {
   first: "weight on the first token",
 };
 
-export const keys = [
-  ["← → ↑ ↓", "in the grid: next head or layer; in the map: next cell"],
-  ["[ ]", "previous head, next head"],
-  ["x", "knock out or restore the chosen head (in the grid: Shift+click)"],
-];
-
 /** The elements of the page, reused while text and head change. */
 let screen = null;
 
-export async function draw(place, state, signal) {
-  const { runs, run } = await fitting("attention", state.run, signal);
-  if (!run) return nothingFits(place, "attention");
-  if (!screen || !place.contains(screen.root)) screen = build(place);
-  const text = state.text ?? run.example;
+export const { draw, keys, next } = definePage({
+  name: "attention",
+  about: "Attention weights of each head. A weight shows what is mixed in, not why the model produces its output.",
+  keys: [
+    ["← → ↑ ↓", "in the grid: next head or layer; in the map: next cell"],
+    ["[ ]", "previous head, next head"],
+    ["x", "knock out or restore the chosen head (in the grid: Shift+click)"],
+  ],
+  build,
+  show,
+  next: nextHead,
+  press: shortcuts,
+});
+
+async function show({ run, runs, state, text, controls }, signal) {
   const off = state.off ? state.off.split(" ") : [];
   screen.form.show(text, state.target);
-  chooseFirst(screen.controls, runs, run, state.run, "attention");
   const request = { run: run.name, text, target: state.target || undefined };
   const trace = await post("/api/trace", { ...request, off }, signal);
   const baseline = off.length ? await post("/api/trace", request, signal) : trace;
   screen.form.hasTarget(trace.output.kind === "text");
   const now = { run, runs, state, trace, off, ...chosen(trace, state) };
   screen.now = now;
-  screen.controls.replaceChildren(...controls(now));
+  describe({ run: run.name, text, target: state.target, attention: nameOf(now.map.name), layer: now.layer + 1, head: now.head + 1, "without heads": off.join(" ") });
+  controls(...controlsOf(now));
   screen.output.replaceChildren(outputPanel(baseline.output, off.length ? trace.output : null));
   await Promise.all([allHeads(now, signal), near(now, signal)]);
+  await screen.comparison.show({ ...now, text }, state.beside, signal);
   if (state.sweep === "1") await showSweep(request, now, signal);
   else screen.sweep.root.remove();
   if (trace.output.kind === "continuation") await showContinuation(request, off, { baseline, trace }, signal);
@@ -65,7 +72,16 @@ export async function draw(place, state, signal) {
 /** The map, layer and head in the state. */
 function chosen({ maps }, state) {
   const map = maps.find((one) => one.name === state.map) ?? maps.at(-1);
-  return { map, layer: limited(state.layer, map.layers), head: limited(state.head, map.heads) };
+  const [layer, head] = state.layer === undefined && state.head === undefined ? firstHead(map) : [0, 0];
+  return { map, layer: limited(state.layer, map.layers, layer), head: limited(state.head, map.heads, head) };
+}
+
+/** The head to begin with: of cross-attention the one with the least entropy, which aligns words most sharply. @param {import("../headgrid.js").AttentionMap} map */
+function firstHead({ name, heads, statistics }) {
+  if (name !== "decoder.cross" || !statistics.entropy) return [0, 0];
+  const all = statistics.entropy.flat();
+  const at = all.indexOf(Math.min(...all));
+  return [Math.floor(at / heads), at % heads];
 }
 
 /** All heads as small maps, cached for the same text. */
@@ -85,8 +101,8 @@ async function showSweep(request, { trace, map, layer, head }, signal) {
   const { log_probability: full, heads } = screen.swept.result;
   const most = Math.max(...trace.maps.map((one) => one.heads));
   const rows = trace.maps.flatMap((one) => Array.from({ length: one.layers }, (_, number) => [one, number]));
-  const change = ([one, number], at) => (at < one.heads ? (heads[`${one.name}.${number}.${at}`] ?? NaN) - full : NaN);
-  const values = Float32Array.from(rows.flatMap((row) => Array.from({ length: most }, (_, at) => change(row, at))));
+  const changeOf = ([one, number], at) => (at < one.heads ? (heads[`${one.name}.${number}.${at}`] ?? NaN) - full : NaN);
+  const values = Float32Array.from(rows.flatMap((row) => Array.from({ length: most }, (_, at) => changeOf(row, at))));
   const size = values.reduce((largest, value) => (Number.isNaN(value) ? largest : Math.max(largest, Math.abs(value))), 1e-6);
   const missing = Object.keys(heads).length < trace.maps.reduce((sum, one) => sum + one.layers * one.heads, 0);
   screen.left.append(screen.sweep.root);
@@ -111,54 +127,51 @@ async function showContinuation(request, off, { baseline, trace }, signal) {
   screen.output.replaceChildren(outputPanel({ ...baseline.output, ...long }, short ? { ...trace.output, ...short } : null));
 }
 
-function build(place) {
+function build() {
   const made = {
     form: new TextAndTarget(),
-    controls: element("div", { class: "controls" }),
     output: element("section", { class: "output", "aria-label": "Model output" }),
-    grid: new HeadGrid({ choose: (layer, head) => choose(layer, head), knock }),
+    grid: new HeadGrid({ choose, knock }),
     map: new HeatMap({ move: (row, column) => change({ cell: `${row},${column}` }, { replace: true, quiet: true }) }),
     lines: new Lines({
       choose: (row) => change({ query: row < 0 ? "" : String(row) }, { replace: true, quiet: true }),
       change: (top) => change({ top }),
     }),
     queryKey: new QueryKey(),
-    about: element("div", { class: "about" }),
+    more: element("details", { class: "more" }),
+    display: element("div", { class: "controls" }),
+    about: element("div", { class: "controls about" }),
+    facts: element("dl", { class: "facts" }),
     near: element("div"),
-    sweep: new HeatMap({ move: (row, column) => goTo(row, column), largest: 44 }),
+    comparison: new Comparison(),
+    sweep: new HeatMap({ move: goTo, largest: 44 }),
     swept: { key: "", result: null },
     left: element("div", { class: "stacked" }),
     cached: { key: "", bytes: null },
   };
+  made.more.append(element("summary", {}, "Display"), made.display);
   made.left.append(made.grid.root);
   for (const view of [made.map, made.lines]) view.root.dataset.stage = "One head";
-  made.root = element(
-    "div",
-    {},
-    element("h1", {}, "Attention"),
-    lead("Attention weights of each head. A weight shows what is mixed in, not why the model produces its output."),
-    made.controls,
-    made.form.root,
-    made.output,
-    element("div", { class: "split" }, made.left, element("section", { class: "near", "aria-label": "One head" }, made.about, made.near)),
-  );
-  place.replaceChildren(made.root);
-  return made;
+  screen = made;
+  const detail = element("section", { class: "near", "aria-label": "One head" }, made.about, made.near, made.facts);
+  return [made.form.root, made.output, element("div", { class: "split" }, made.left, detail), made.comparison.root];
 }
 
-function controls({ run, runs, state, trace, map }) {
+function controlsOf({ run, runs, state, trace, map }) {
   const kinds = trace.maps.map((one) => [one.name, nameOf(one.name)]);
   const by = [["", "layer and head"], ...Object.keys(map.statistics).map((name) => [name, STATISTICS[name]])];
-  return [
-    runChoice(runs, run.name),
-    tabs("Which attention", kinds, map.name, (value) => change({ map: value, cell: "", query: "" })),
+  screen.display.replaceChildren(
     labelled("Sort by", select(by, state.by in map.statistics ? state.by : "", (value) => change({ by: value }))),
     labelled("Palette", select([["", "white to ink"], ["viridis", "viridis"]], state.palette ?? "", (value) => change({ palette: value }))),
     labelled("Colours", select(COLOURS, state.colours === "own" ? "own" : "", (value) => change({ colours: value }))),
+  );
+  return [
+    tabs("Which attention", kinds, map.name, (value) => change({ map: value, cell: "", query: "" })),
+    screen.more,
+    compareChoice(runs, run, state.beside),
     ["text", "continuation"].includes(trace.output.kind)
       ? element("button", { type: "button", "aria-pressed": String(state.sweep === "1"), onclick: () => change({ sweep: state.sweep === "1" ? "" : "1" }) }, "Sweep all heads")
-      : "",
-    insteadOf(state.run, run, "attention"),
+      : null,
   ];
 }
 
@@ -183,16 +196,13 @@ async function near({ state, trace, map, layer, head, off }, signal) {
     isOff ? "Restore this head" : "Knock out this head",
   );
   const all = element("button", { type: "button", class: "quiet", onclick: () => change({ off: "" }) }, "Restore all heads");
-  screen.about.replaceChildren(
-    element("h2", {}, `${nameOf(map.name)}, layer ${layer + 1}, head ${head + 1}${isOff ? " (knocked out)" : ""}`),
-    element("dl", { class: "facts" }, ...facts),
-    element("div", { class: "controls" }, tabs("View", views, view, (value) => change({ view: value })), button, off.length ? all : null),
-  );
-  await drawView(view, { state, trace, map, layer, head }, signal);
+  screen.about.replaceChildren(tabs("View", views, view, (value) => change({ view: value })), button, ...(off.length ? [all] : []));
+  screen.facts.replaceChildren(...facts);
+  await drawView(view, { state, trace, map, layer, head, isOff }, signal);
 }
 
-async function drawView(view, { state, trace, map, layer, head }, signal) {
-  const title = `${nameOf(map.name)}, layer ${layer + 1}, head ${head + 1}`;
+async function drawView(view, { state, trace, map, layer, head, isOff }, signal) {
+  const title = `${nameOf(map.name)}, layer ${layer + 1}, head ${head + 1}${isOff ? " (knocked out)" : ""}`;
   const at = cellOf(state.cell);
   const says = (row, column, value) => `${row} attends to ${column}: ${value}`;
   const matrix = { name: `${map.name}-${layer + 1}-${head + 1}`, title, rows: map.rows, columns: map.columns, says };
@@ -234,21 +244,22 @@ async function keysOf(map, layer, head, of) {
 }
 
 /** Opens the head of a cell of the sweep. */
-function goTo(row, head) {
+function goTo(row, head, how) {
   const rows = screen.now.trace.maps.flatMap((one) => Array.from({ length: one.layers }, (_, layer) => [one, layer]));
   const [map, layer] = rows[row];
-  change({ map: map.name, layer: String(layer), head: String(Math.min(head, map.heads - 1)), cell: "" }, { replace: true });
+  change({ map: map.name, layer: String(layer), head: String(Math.min(head, map.heads - 1)), cell: "" }, how);
 }
 
 /** The next head, in stage mode. */
-export function next(by) {
+function nextHead(by) {
   const { map, layer, head } = chosen(screen.now.trace, read());
   const to = layer * map.heads + head + by;
-  if (to >= 0 && to < map.layers * map.heads) choose(Math.floor(to / map.heads), to % map.heads);
+  if (to >= 0 && to < map.layers * map.heads) choose(Math.floor(to / map.heads), to % map.heads, { replace: true });
 }
 
-function choose(layer, head) {
-  change({ layer: String(layer), head: String(head) }, { replace: true });
+/** Chooses a head; keys replace the last entry of the history. */
+function choose(layer, head, how = {}) {
+  change({ layer: String(layer), head: String(head) }, how);
 }
 
 /** Knocks out a head, or restores it. */
@@ -261,12 +272,9 @@ function knock(layer, head) {
 
 /** Steps from the state in the URL: a key may be pressed again before the page is redrawn. */
 function shortcuts(event) {
-  if (event.target.closest("input, textarea, select, dialog") || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (!screen?.root.isConnected || !screen.now) return;
+  if (!screen.now) return;
   const { layer, head } = chosen(screen.now.trace, read());
   const by = { "[": -1, "]": 1 }[event.key];
-  if (by) next(by);
+  if (by) nextHead(by);
   if (event.key === "x" && !event.target.closest(".heads")) knock(layer, head);
 }
-
-document.addEventListener("keydown", shortcuts);

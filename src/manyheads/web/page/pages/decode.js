@@ -2,12 +2,12 @@
 // distribution before and after temperature, top-k and top-p.
 
 import { post } from "../api.js";
-import { Chances } from "../chances.js";
+import { Bars } from "../bars.js";
 import { element, labelled, select, shown } from "../dom.js";
 import { saving } from "../exports.js";
-import { chooseFirst, fitting, insteadOf, nothingFits, numberInput } from "../fitting.js";
+import { numberInput } from "../fitting.js";
 import { fill, textArea } from "../form.js";
-import { lead, runChoice } from "../runs.js";
+import { definePage } from "../page.js";
 import { change, read } from "../state.js";
 import { Tree } from "../tree.js";
 import { BEAMS, integer, legible, textsView, tokensIn, tokensOut } from "../writers.js";
@@ -21,31 +21,32 @@ const CHANCE = [
   ["seed", "Seed", "0", "999999", "1", "0"],
 ];
 
-export const keys = [
-  ["← → ↑ ↓", "in the tree: previous token, best next token, tokens of the same step"],
-  ["← →", "on the slider: previous step, next step"],
-  ["↑ ↓", "in the bars: previous token, next token"],
-];
-
 /** The elements of the page, and the last response, reused when only step or node change. */
 let screen = null;
 let last = { key: "", result: null };
-const FORGOTTEN = { prefix: "", node: "", step: "" };
+const FORGOTTEN = { prefix: "", node: "", step: "", target: "" };
 
-export async function draw(place, state, signal) {
-  const { runs, run } = await fitting("decode", state.run, signal);
-  if (!run) return nothingFits(place, "decode");
-  if (!screen || !place.contains(screen.root)) screen = build(place);
-  const text = state.text ?? run.example;
+export const { draw, keys, next } = definePage({
+  name: "decode",
+  about: "The candidates of beam search at every step, compared with greedy search and sampling.",
+  keys: [
+    ["← → ↑ ↓", "in the tree: previous token, best next token, tokens of the same step"],
+    ["← →", "on the slider: previous step, next step"],
+  ],
+  example: (run) => run.ambiguous,
+  build,
+  show,
+  next: (by) => change({ step: String(Math.max(0, (integer(read().step) ?? 0) + by)) }, { replace: true }),
+});
+
+async function show({ run, state, text, controls }, signal) {
   fill(screen.text, text);
-  chooseFirst(screen.controls, runs, run, state.run, "decode");
   const chance = Object.fromEntries(CHANCE.map(([name, , , , , usual]) => [name, numberOf(state[name], usual)]));
   const base = { run: run.name, text, beam: integer(state.beam), limit: integer(state.limit) };
-  screen.controls.replaceChildren(...controls({ run, runs, state, result: null }));
+  controls(...controlsOf(state, null));
   screen.ways.replaceChildren(...(state.prefix ? [removeForced()] : []));
   const result = await answer({ ...base, ...chance, prefix: tokensIn(state.prefix) }, signal);
-  const now = { run, runs, state, result, chance, base };
-  screen.controls.replaceChildren(...controls(now));
+  controls(...controlsOf(state, result));
   screen.outputs.replaceChildren(...outputs(result, text));
   const node = state.node === undefined ? -1 : (integer(state.node) ?? -1);
   const title = `Beam search, width ${result.width}: “${text.length > 60 ? `${text.slice(0, 60)}…` : text}”`;
@@ -53,12 +54,7 @@ export async function draw(place, state, signal) {
   screen.how.textContent =
     `lp = ${result.penalty}; stopping: ${result.stopping}; at most ${result.limit} tokens.` +
     (result.prefix.length ? ` The first ${result.prefix.length} are forced.` : "");
-  await drawChances(now, screen.tree.node, signal);
-}
-
-/** The next step of the search, in stage mode. */
-export function next(by) {
-  change({ step: String(Math.max(0, (integer(read().step) ?? 0) + by)) }, { replace: true });
+  await drawChances({ result, chance, base }, screen.tree.node, signal);
 }
 
 /** A number of the state, or its default. */
@@ -74,48 +70,31 @@ async function answer(request, signal) {
   return last.result;
 }
 
-function build(place) {
-  const made = {
+function build() {
+  screen = {
     text: textArea("text", FORGOTTEN, { pause: 250 }),
-    controls: element("div", { class: "controls" }),
     outputs: element("section", { class: "ways", "aria-label": "Decoding methods" }),
     tree: new Tree({
-      choose: (node) => change({ node: node < 0 ? "" : String(node) }, { replace: true }),
+      choose: (node, how) => change({ node: node < 0 ? "" : String(node) }, how),
       step: (step) => change({ step: String(step) }, { replace: true, quiet: true }),
     }),
     how: element("p", { class: "note" }),
     ways: element("div", { class: "controls" }),
-    chances: new Chances(),
+    chances: new Bars({ name: "next-token", kind: "chances", series: ["model", "sampling"] }),
   };
-  made.root = element(
-    "div",
-    {},
-    element("h1", {}, "Decode"),
-    lead("The candidates of beam search at every step, compared with greedy search and sampling."),
-    made.controls,
-    labelled("Text", made.text, "wide"),
-    made.outputs,
-    made.tree.root,
-    made.how,
-    made.ways,
-    made.chances.root,
-  );
-  place.replaceChildren(made.root);
-  return made;
+  return [labelled("Text", screen.text, "wide"), screen.tree.root, screen.how, screen.ways, element("div", { class: "panels" }, screen.chances.root, screen.outputs)];
 }
 
-function controls({ run, runs, state, result }) {
+function controlsOf(state, result) {
   const limit = labelled("Tokens to generate", select(LIMITS, String(integer(state.limit) ?? 20), (value) => change({ ...FORGOTTEN, limit: value })));
   const chance = CHANCE.map(([name, label, min, max, step, usual]) => {
     const act = (value) => change({ [name]: value === usual ? "" : value }, { replace: true });
     return labelled(label, numberInput(numberOf(state[name], usual), min, max, act, step));
   });
   return [
-    runChoice(runs, run.name),
     labelled("Beam", select(BEAMS, String(result?.width ?? state.beam ?? ""), (beam) => change({ ...FORGOTTEN, beam }))),
     ...((result ? result.continues : state.limit) ? [limit] : []),
     ...chance,
-    insteadOf(state.run, run, "decode"),
   ];
 }
 
@@ -127,7 +106,7 @@ function outputs(result, text) {
     ["Sampling", ": each token sampled", result.sampling],
   ];
   const all = kinds.flatMap(([way, , texts]) => texts.map((one) => ({ ...one, way })));
-  const panel = ([way, how, texts]) => element("div", {}, element("h3", {}, way + how), element("ol", { class: "texts" }, ...texts.map(line)));
+  const panel = ([way, how, texts]) => element("div", {}, element("h2", {}, way + how), element("ol", { class: "texts" }, ...texts.map(line)));
   const panels = element("div", { class: "outputs" }, ...kinds.map(panel));
   return [panels, saving(() => textsView("ways-of-writing", `Greedy, beam and sampling: “${text}”`, all))];
 }
@@ -143,15 +122,13 @@ async function drawChances({ result, chance, base }, node, signal) {
   const before = at < 0 ? result.prefix : screen.tree.tokens(at);
   const go = element("button", { type: "button", onclick: () => change({ prefix: tokensOut(screen.tree.tokens(node)), node: "", step: "" }) }, "Continue from this token");
   screen.ways.replaceChildren(...(node >= 0 && !ended ? [go] : []), ...(result.prefix.length ? [removeForced()] : []));
-  const next = legible(await post("/api/next", { ...base, ...chance, prefix: before }, signal));
-  const where = before.length === 0 ? "at the start" : `after “${next.text.trim()}”`;
-  const percent = shown(100 * next.mass, 3);
-  screen.chances.show({
-    name: "next-token",
-    title: `The next token ${where}`,
-    remark:
-      `${next.left.toLocaleString("en")} of ${next.tokens.toLocaleString("en")} tokens can be sampled; the model gives them ${percent} %. ` +
-      `Entropy ${shown(next.bits[0])} bits by the model, ${shown(next.bits[1])} bits when sampling.`,
-    chances: next.top,
-  });
+  const answered = legible(await post("/api/next", { ...base, ...chance, prefix: before }, signal));
+  const where = before.length === 0 ? "at the start" : `after “${answered.text.trim()}”`;
+  const percent = shown(100 * answered.mass, 3);
+  screen.chances.show(
+    answered.top.map(({ piece, before: model, after }) => ({ label: piece, values: [model, after], texts: [shown(model), after > 0 ? shown(after) : "removed"] })),
+    `The next token ${where}`,
+    `${answered.left.toLocaleString("en")} of ${answered.tokens.toLocaleString("en")} tokens can be sampled; the model gives them ${percent} %. ` +
+      `Entropy ${shown(answered.bits[0])} bits by the model, ${shown(answered.bits[1])} bits when sampling.`,
+  );
 }

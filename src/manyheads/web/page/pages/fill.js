@@ -3,18 +3,12 @@
 import { post } from "../api.js";
 import { Bars } from "../bars.js";
 import { element, labelled, shown } from "../dom.js";
-import { fitting, insteadOf, nothingFits } from "../fitting.js";
 import { fill, textArea } from "../form.js";
-import { lead, runChoice } from "../runs.js";
+import { definePage } from "../page.js";
 import { change, read } from "../state.js";
 
 const MASK = "[MASK]";
 const EXAMPLE = "The small dog sees the tree.";
-
-export const keys = [
-  ["← →", "among the words: previous word, next word"],
-  ["Enter", "on a word: mask or unmask it; a typed mask is replaced by the most probable word"],
-];
 
 let screen = null;
 
@@ -24,14 +18,20 @@ export function parts(text) {
   return (text.match(pattern) ?? []).map((part) => [part, /^\[MASK\]$|^<mask>$|[\p{L}\p{N}]/iu.test(part)]);
 }
 
-export async function draw(place, state, signal) {
-  const { runs, run } = await fitting("fill", state.run, signal);
-  if (!run) return nothingFits(place, "fill");
-  if (!screen || !place.contains(screen.root)) screen = build(place);
+export const { draw, keys } = definePage({
+  name: "fill",
+  about: "Click words to mask them. A mask stands for one token, so words of several subwords cannot be predicted.",
+  keys: [
+    ["← →", "among the words: previous word, next word"],
+    ["Enter", "on a word: mask or unmask it; a typed mask is replaced by the most probable word"],
+  ],
+  build,
+  show,
+});
+
+async function show({ run, state }, signal) {
   const text = state.text ?? EXAMPLE;
   fill(screen.text, text);
-  screen.controls.replaceChildren(runChoice(runs, run.name));
-  screen.instead.replaceChildren(insteadOf(state.run, run, "fill"));
   const words = parts(text);
   const places = words.flatMap(([, isWord], at) => (isWord ? [at] : []));
   const written = places.filter((at) => /^(\[mask\]|<mask>)$/i.test(words[at][0]));
@@ -55,29 +55,14 @@ export async function draw(place, state, signal) {
   screen.results.replaceChildren(...prediction.masks.map((one, at) => result(one, at, hidden[at])));
 }
 
-function build(place) {
-  const made = {
+function build() {
+  screen = {
     text: textArea("text", { mask: "" }),
-    controls: element("div", { class: "controls" }),
-    instead: element("div"),
     words: element("div", { class: "words", role: "group", "aria-label": "Words: Enter masks one", onkeydown: walk }),
     sentence: element("p", { class: "sentence", role: "status" }),
     results: element("div", { class: "charts loose" }),
   };
-  made.root = element(
-    "div",
-    {},
-    element("h1", {}, "Fill"),
-    lead("Click words to mask them. A mask stands for one token, so words of several subwords cannot be predicted."),
-    made.controls,
-    made.instead,
-    labelled("Text", made.text, "wide"),
-    made.words,
-    made.sentence,
-    made.results,
-  );
-  place.replaceChildren(made.root);
-  return made;
+  return [labelled("Text", screen.text, "wide"), screen.words, screen.sentence, screen.results];
 }
 
 function buttons(words, places, masked, written) {
@@ -85,7 +70,7 @@ function buttons(words, places, masked, written) {
     if (!isWord) return part.trim() ? [element("span", { class: "sign" }, part)] : [];
     const number = places.indexOf(at);
     const isMasked = masked.has(at);
-    const label = `${part}, word ${number + 1}${isMasked ? ", masked" : ""}`;
+    const label = `${part}, word ${number + 1}${isMasked ? `: ${MASK}` : ""}`;
     const made = element("button", { type: "button", id: `word-${number}`, "aria-pressed": String(isMasked), "aria-label": label }, isMasked ? MASK : part);
     made.addEventListener("click", () => (written.includes(at) ? replace(at, words, masked) : toggle(number, places, masked)));
     return [made];
@@ -120,14 +105,14 @@ function walk(event) {
 }
 
 function result(prediction, at, word) {
-  const bars = new Bars({ name: `fill-${at + 1}`, title: `Mask ${at + 1}${word ? `, for “${word}”` : ""}` });
-  const rows = prediction.top.map(({ piece, probability }) => ({ label: piece, value: probability, strong: piece === prediction.hidden?.piece }));
+  const bars = new Bars({ name: `fill-${at + 1}` });
+  const rows = prediction.top.map(({ piece, probability }) => ({ label: piece, values: [probability], strong: piece === prediction.hidden?.piece }));
   let note = "";
   if (word && prediction.hidden) {
     note = prediction.hidden.rank === null
       ? `“${word}” is not a single token among the top 1,000.`
       : `“${word}” has rank ${prediction.hidden.rank}, with probability ${shown(prediction.hidden.probability)}.`;
   }
-  bars.show(rows, { note });
+  bars.show(rows, `Mask ${at + 1}${word ? `, for “${word}”` : ""}`, note);
   return bars.root;
 }

@@ -2,20 +2,13 @@
 
 import { get, matrices, post, tensor } from "../api.js";
 import { element, labelled, select, tabs } from "../dom.js";
-import { cellOf, chooseFirst, fitting, insteadOf, limited, nothingFits } from "../fitting.js";
+import { describe } from "../exports.js";
+import { cellOf, limited } from "../fitting.js";
 import { FlowBoxes } from "../flowboxes.js";
 import { TextAndTarget } from "../form.js";
 import { OpenBox } from "../openbox.js";
-import { lead, runChoice } from "../runs.js";
+import { definePage } from "../page.js";
 import { change, read } from "../state.js";
-
-export const keys = [
-  ["← →", "previous box, next box (in a map: next cell)"],
-  ["↑ ↓", "previous layer, next layer (in a map: next cell)"],
-  ["[ ]", "previous head, next head"],
-  ["+ −", "zoom in, zoom out: model, layer, head"],
-  ["m", "scores without mask, with mask"],
-];
 
 const ZOOMS = [
   ["model", "Model"],
@@ -26,13 +19,23 @@ const ZOOMS = [
 /** The elements of the page, reused while text and box change. */
 let screen = null;
 
-export async function draw(place, state, signal) {
-  const { runs, run } = await fitting("flow", state.run, signal);
-  if (!run) return nothingFits(place, "flow");
-  if (!screen || !place.contains(screen.root)) screen = build(place);
-  const text = state.text ?? run.example;
+export const { draw, keys } = definePage({
+  name: "flow",
+  about: "Follow the residual stream from the tokens to the next token. Open a box for its numbers; hover a cell for its sum.",
+  keys: [
+    ["← →", "previous box, next box (in a map: next cell)"],
+    ["↑ ↓", "previous layer, next layer (in a map: next cell)"],
+    ["[ ]", "previous head, next head"],
+    ["+ −", "zoom in, zoom out: model, layer, head"],
+    ["m", "scores without mask, with mask"],
+  ],
+  build,
+  show,
+  press: shortcuts,
+});
+
+async function show({ run, state, text, controls }, signal) {
   screen.form.show(text, state.target);
-  chooseFirst(screen.controls, runs, run, state.run, "flow");
   const flow = await post("/api/flow", { run: run.name, text, target: state.target || undefined }, signal);
   screen.form.hasTarget(flow.output.kind === "text");
   const boxes = flow.columns.flatMap((column) => column.boxes.map((box) => Object.assign(box, { column })));
@@ -40,16 +43,16 @@ export async function draw(place, state, signal) {
   const sizes = { boxes, layers: most("layers"), heads: most("heads") };
   const now = { flow, ...sizes, ...chosen(sizes, state) };
   screen.now = now;
-  screen.controls.replaceChildren(runChoice(runs, run.name), ...controls(now), insteadOf(state.run, run, "flow"));
+  describe({ run: run.name, text, target: state.target, box: now.box.name, layer: now.layer + 1, head: now.head + 1 });
+  controls(...controlsOf(now));
   const [numbers, heads] = await Promise.all([numbersOf(now, signal), headsOf(now, signal)]);
   open(now, state, numbers);
-  screen.boxes.show(boxes, { ...now, run: run.name, labels: labelsOf(flow) }, numbers, heads);
+  screen.boxes.show(boxes, { ...now, labels: labelsOf(flow) }, numbers, heads);
 }
 
-function build(place) {
-  const made = {
+function build() {
+  screen = {
     form: new TextAndTarget(),
-    controls: element("div", { class: "controls" }),
     boxes: new FlowBoxes({ choose: (name, changes = {}) => openBox(name, changes) }),
     opened: new OpenBox({
       move: (row, column) => change({ cell: `${row},${column}` }, { replace: true, quiet: true }),
@@ -58,16 +61,7 @@ function build(place) {
     cached: { key: "", numbers: new Map() },
     heads: { key: "", maps: new Map() },
   };
-  made.root = element(
-    "div",
-    {},
-    element("h1", {}, "Flow"),
-    lead("Follow the residual stream from the tokens to the next token. Open a box for its numbers; hover a cell for its sum."),
-    element("div", { class: "flow-top" }, made.controls, made.form.root),
-    element("div", { class: "flow" }, made.boxes.root, made.opened.root),
-  );
-  place.replaceChildren(made.root);
-  return made;
+  return [screen.form.root, element("div", { class: "flow" }, screen.boxes.root, screen.opened.root)];
 }
 
 /** Opens a box. A box inside a layer needs an open layer. */
@@ -95,7 +89,7 @@ async function headsOf({ flow, boxes }, signal) {
   return screen.heads.maps;
 }
 
-function controls({ boxes, layers, heads, layer, head, box, zoom }) {
+function controlsOf({ boxes, layers, heads, layer, head, box, zoom }) {
   const numbered = (count) => Array.from({ length: count }, (_, at) => [String(at), String(at + 1)]);
   const masked = box.name.replace(/\.(scores|masked)$/, "");
   const mask = tabs("Mask", [["scores", "Without mask"], ["masked", "With mask"]], box.name.split(".").at(-1), (what) => change({ box: `${masked}.${what}` }));
@@ -104,7 +98,7 @@ function controls({ boxes, layers, heads, layer, head, box, zoom }) {
     labelled("Layer", select(numbered(layers), String(layer), (value) => change({ layer: value, ...(zoom === "model" ? { zoom: "" } : {}) }))),
     labelled("Head", select(numbered(heads), String(head), (value) => change({ head: value }))),
     masked === box.name || !boxes.some((one) => one.name === `${masked}.masked`) ? null : mask,
-  ].filter(Boolean);
+  ];
 }
 
 /** The numbers of all boxes in the chosen layer and head, by name; cached. */
@@ -145,9 +139,7 @@ function chosen({ boxes, layers, heads }, state) {
 
 /** Steps from the state in the URL: a key may be pressed again before the page is redrawn. */
 function shortcuts(event) {
-  const elsewhere = event.target.closest("input, textarea, select, pre, dialog, header");
-  if (elsewhere || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (!screen?.root.isConnected || !screen.now) return;
+  if (!screen.now) return;
   const { boxes, layers, heads } = screen.now;
   const { box, layer, head } = chosen(screen.now, read());
   const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
@@ -167,5 +159,3 @@ function shortcuts(event) {
     if (boxes.some((one) => one.name === name)) change({ box: name }, { replace: true });
   }
 }
-
-document.addEventListener("keydown", shortcuts);

@@ -3,9 +3,9 @@
 import { post, tensor } from "../api.js";
 import { Bars } from "../bars.js";
 import { element, labelled, select, tabs } from "../dom.js";
-import { base64, countInput, fitting, insteadOf, limited, nothingFits } from "../fitting.js";
+import { base64, countInput, limited } from "../fitting.js";
 import { Overlay, pictureOf, SmallOverlays } from "../overlay.js";
-import { lead, runChoice } from "../runs.js";
+import { definePage } from "../page.js";
 import { change } from "../state.js";
 
 const MAP = "encoder.self";
@@ -13,54 +13,43 @@ const MOST_BYTES = 600_000; // larger files are downscaled before upload
 const MOST_SIDE = 1024;
 const MOST_CLASSES = 10;
 
-export const keys = [
-  ["← → ↑ ↓", "in the image: next patch"],
-  ["Enter", "in the image: use this patch as query"],
-  ["c", "in the image: use the class token as query"],
-];
-
 let screen = null;
 let upload = null; // a file cannot be in the URL; it is kept until the page is closed
 
-export async function draw(place, state, signal) {
-  const { runs, run } = await fitting("image", state.run, signal);
-  if (!run) return nothingFits(place, "image");
-  if (!screen || !place.contains(screen.root)) screen = build(place);
+export const { draw, keys } = definePage({
+  name: "image",
+  about: "Attention of a patch or the class token to all patches. A weight shows what is mixed in, not why a class is chosen.",
+  keys: [
+    ["← → ↑ ↓", "in the image: next patch"],
+    ["Enter", "in the image: use this patch as query"],
+    ["c", "in the image: use the class token as query"],
+  ],
+  build,
+  show,
+});
+
+async function show({ run, state, controls }, signal) {
   const isUpload = state.picture === "upload" && upload;
   const request = isUpload ? { run: run.name, upload: upload.content } : { run: run.name, picture: limited(state.picture, 2 ** 31) };
-  const now = { run, runs, state, isUpload };
-  screen.controls.replaceChildren(...controls(now, null));
-  screen.instead.replaceChildren(insteadOf(state.run, run, "image"));
+  controls(...controlsOf(state, isUpload, null));
   const trace = await post("/api/image", request, signal);
-  screen.controls.replaceChildren(...controls(now, trace));
-  await show(trace, now, signal);
+  controls(...controlsOf(state, isUpload, trace));
+  await showTrace(trace, { state, isUpload }, signal);
 }
 
-function build(place) {
-  const made = {
-    controls: element("form", { class: "controls", onsubmit: (event) => event.preventDefault() }),
-    instead: element("div"),
-    large: new Overlay({ choose: (query) => change({ query: query < 0 ? "class" : String(query) }, { replace: true }) }),
+function build() {
+  screen = {
+    large: new Overlay({ choose: (query) => change({ query: query < 0 ? "class" : String(query) }) }),
     small: new SmallOverlays({ choose: (head) => change({ head: String(head), view: "" }) }),
-    classes: new Bars({ name: "classes", title: "Classes" }),
+    classes: new Bars({ name: "classes" }),
   };
-  made.root = element(
-    "div",
-    {},
-    element("h1", {}, "Image"),
-    lead("Attention of a patch or the class token to all patches. A weight shows what is mixed in, not why a class is chosen."),
-    made.controls,
-    made.instead,
-    element("div", { class: "charts loose" }, made.large.root, element("div", { class: "stacked" }, made.small.root, made.classes.root)),
-  );
-  place.replaceChildren(made.root);
-  return made;
+  return [element("div", { class: "charts loose" }, screen.large.root, element("div", { class: "stacked" }, screen.small.root, screen.classes.root))];
 }
 
-function controls({ run, runs, state, isUpload }, trace) {
+function controlsOf(state, isUpload, trace) {
   const file = element("input", { type: "file", accept: "image/png,image/jpeg", onchange: (event) => taken(event.target.files[0]) });
+  /** @type {Node[]} */
   const made = [
-    runChoice(runs, run.name),
     labelled("Image of the validation split", countInput(isUpload ? null : limited(state.picture, 2 ** 31), trace?.count, (picture) => change({ picture }))),
     labelled("Your own (PNG, JPEG)", file),
   ];
@@ -94,7 +83,7 @@ function queryOf(state, trace) {
   return limited(state.query, trace.side ** 2, Math.floor(trace.side ** 2 / 2) + Math.floor(trace.side / 2) * (1 - (trace.side % 2)));
 }
 
-async function show(trace, { state, isUpload }, signal) {
+async function showTrace(trace, { state, isUpload }, signal) {
   const map = trace.maps.find((one) => one.name === MAP);
   const [layer, head] = [layerOf(state, map), limited(state.head, map.heads)];
   const query = queryOf(state, trace);
@@ -121,10 +110,11 @@ async function show(trace, { state, isUpload }, signal) {
   const classes = [...trace.output.classes].sort((one, other) => other.probability - one.probability).slice(0, MOST_CLASSES);
   const from = isUpload ? upload.name : `Image ${limited(state.picture, 2 ** 31) + 1} of ${trace.count}, class “${trace.label}”`;
   const lost = state.picture === "upload" && !isUpload ? " The page has lost the uploaded file: choose it again." : "";
-  screen.classes.show(classes.map(({ label, probability }) => ({ label, value: probability, strong: label === trace.label })), {
-    title: classes.length ? "Classes" : "The model has no classes",
-    note: `${from}; ${trace.size} × ${trace.size} pixels in ${trace.side} × ${trace.side} patches. Colours range from 0 to the maximum of each map.${lost}`,
-  });
+  screen.classes.show(
+    classes.map(({ label, probability }) => ({ label, values: [probability], strong: label === trace.label })),
+    classes.length ? "Classes" : "The model has no classes",
+    `${from}; ${trace.size} × ${trace.size} pixels in ${trace.side} × ${trace.side} patches. Colours range from 0 to the maximum of each map.${lost}`,
+  );
 }
 
 /** Uploads a file; large images are downscaled, as the model would do anyway. */

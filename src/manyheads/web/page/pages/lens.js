@@ -4,10 +4,10 @@ import { post } from "../api.js";
 import { Bars } from "../bars.js";
 import { Chart } from "../chart.js";
 import { element, tabs, visible } from "../dom.js";
-import { cellOf, fitting, insteadOf, nothingFits } from "../fitting.js";
+import { cellOf } from "../fitting.js";
 import { TextAndTarget } from "../form.js";
 import { LensTable } from "../lenstable.js";
-import { lead, runChoice } from "../runs.js";
+import { definePage } from "../page.js";
 import { change } from "../state.js";
 
 const COLOURED = [
@@ -16,54 +16,43 @@ const COLOURED = [
 ];
 const PARTS = { attention: "attention", cross: "cross-attention", feedforward: "feed-forward" };
 
-export const keys = [["← → ↑ ↓", "in the table: next position or layer"]];
-
 let screen = null;
 
-export async function draw(place, state, signal) {
-  const { runs, run } = await fitting("lens", state.run, signal);
-  if (!run) return nothingFits(place, "lens");
-  if (!screen || !place.contains(screen.root)) screen = build(place);
-  const text = state.text ?? run.example;
+export const { draw, keys } = definePage({
+  name: "lens",
+  about: "The last norm and the output matrix applied after every layer. Only the last row is trained: it is the model’s output.",
+  keys: [["← → ↑ ↓", "in the table: next position or layer"]],
+  example: (run) => run.ambiguous,
+  build,
+  show,
+});
+
+async function show({ run, state, text, controls }, signal) {
   screen.form.show(text, state.target);
   screen.form.hasTarget(run.kind !== "gpt");
   const by = state.by === "entropy" ? "entropy" : "probability";
-  screen.controls.replaceChildren(runChoice(runs, run.name), tabs("Colour", COLOURED, by, (value) => change({ by: value })));
-  screen.instead.replaceChildren(insteadOf(state.run, run, "lens"));
+  controls(tabs("Colour", COLOURED, by, (value) => change({ by: value })));
   const table = await post("/api/lens", { run: run.name, text, target: state.target || undefined }, signal);
   screen.now = { table, rows: rowNames(table.layers), run };
-  show(by, state);
+  showTable(by, state);
 }
 
-function build(place) {
-  const made = {
+function build() {
+  screen = {
     form: new TextAndTarget({ cell: "" }),
-    controls: element("div", { class: "controls" }),
-    instead: element("div"),
     table: new LensTable({
       move: (layer, position) => {
         change({ cell: `${layer},${position}` }, { replace: true, quiet: true });
         near(layer, position);
       },
     }),
-    top: new Bars({ name: "lens-cell", title: "Most probable tokens" }),
+    top: new Bars({ name: "lens-cell" }),
     chance: new Chart({ name: "lens-next", title: "Probability of the next token", across: "layer" }),
     norm: new Chart({ name: "lens-norm", title: "Norm of the residual stream", across: "layer" }),
     added: new Chart({ name: "lens-added", title: "Norm of the term that each part adds", across: "layer" }),
   };
-  made.root = element(
-    "div",
-    {},
-    element("h1", {}, "Lens"),
-    lead("The last norm and the output matrix applied after every layer. Only the last row is trained: it is the model’s output."),
-    made.controls,
-    made.instead,
-    made.form.root,
-    made.table.root,
-    element("div", { class: "charts loose" }, made.top.root, made.chance.root, made.norm.root, made.added.root),
-  );
-  place.replaceChildren(made.root);
-  return made;
+  const { form, table, top, chance, norm, added } = screen;
+  return [form.root, table.root, element("div", { class: "charts loose" }, top.root, chance.root, norm.root, added.root)];
 }
 
 /** Layer 0 is the embedding, before any layer. */
@@ -72,11 +61,13 @@ function rowNames(layers) {
   return Array.from({ length: layers + 1 }, (_, layer) => (layer === layers ? `${name(layer)} = output` : name(layer)));
 }
 
-function show(by, state) {
+function showTable(by, state) {
   const { table, rows } = screen.now;
   const values = by === "entropy" ? table.entropy : table.probabilities.map((layer) => layer.map((top) => top[0]));
   const most = by === "entropy" ? Math.max(1e-9, ...table.entropy.flat()) : 1;
-  const last = [table.layers, table.given.length - 1];
+  // The position at which the model is least certain.
+  const output = table.entropy[table.layers];
+  const open = [table.layers, output.indexOf(Math.max(...output))];
   screen.table.show(
     {
       name: "lens",
@@ -90,7 +81,7 @@ function show(by, state) {
       high: most,
       what: by === "entropy" ? "entropy in bits" : "probability",
     },
-    cellOf(state.cell, last),
+    cellOf(state.cell, open),
   );
   near(...screen.table.at);
 }
@@ -102,13 +93,13 @@ function near(layer, position) {
   screen.top.show(
     table.top[layer][position].map((id, at) => ({
       label: table.pieces[id],
-      value: table.probabilities[layer][position][at],
+      values: [table.probabilities[layer][position][at]],
       strong: table.pieces[id] === table.expected[position],
     })),
-    { title: `${rows[layer]}, ${after}` },
+    `${rows[layer]}, ${after}`,
   );
-  const over = (rows) => rows.map((row, at) => [at, row[position]]);
-  const mean = (rows) => rows.map((row, at) => [at, row.reduce((sum, one) => sum + one, 0) / row.length]);
+  const over = (layers) => layers.map((row, at) => [at, row[position]]);
+  const mean = (layers) => layers.map((row, at) => [at, row.reduce((sum, one) => sum + one, 0) / row.length]);
   const next = table.expected[position];
   screen.chance.show(next === null ? [] : [{ name: `“${visible(next)}”`, points: over(table.wanted) }], {
     note: `Layer 0 is the embedding; ${after}.`,

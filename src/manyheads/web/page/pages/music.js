@@ -3,9 +3,9 @@
 import { post, tensor } from "../api.js";
 import { Chart } from "../chart.js";
 import { element, labelled, select } from "../dom.js";
-import { base64, countInput, fitting, insteadOf, limited, nothingFits, numberInput } from "../fitting.js";
+import { base64, countInput, limited, numberInput } from "../fitting.js";
+import { definePage } from "../page.js";
 import { Roll } from "../roll.js";
-import { lead, runChoice } from "../runs.js";
 import { Player } from "../sound.js";
 import { change, onChange, pageName } from "../state.js";
 
@@ -13,64 +13,51 @@ const MAP = "decoder.self";
 const EVENTS = 256;
 const TOP = 12; // arcs of an event
 
-export const keys = [["← →", "in the roll: previous event, next event"]];
-
 let screen = null;
 let upload = null; // a file cannot be in the URL; it is kept until the page is closed
 
 // Stop playback when the user leaves the page.
 onChange(() => pageName() !== "music" && screen?.player.stop());
 
-export async function draw(place, state, signal) {
-  const { runs, run } = await fitting("music", state.run, signal);
-  if (!run) return nothingFits(place, "music");
-  if (!screen || !place.contains(screen.root)) screen = build(place);
+export const { draw, keys } = definePage({
+  name: "music",
+  about: "Arcs lead from the chosen event to the events it attends to; thicker arcs have larger weights. Click an event, or use the arrow keys.",
+  keys: [["← →", "in the roll: previous event, next event"]],
+  build,
+  show,
+});
+
+async function show({ run, state, controls }, signal) {
   const isUpload = state.piece === "upload" && upload;
   const request = { run: run.name, begin: limited(state.begin, 2 ** 31), events: limited(state.events, 1025, EVENTS) || EVENTS };
   Object.assign(request, isUpload ? { upload: upload.content } : { piece: limited(state.piece, 2 ** 31) });
-  const now = { run, runs, state, isUpload };
-  screen.controls.replaceChildren(...controls(now, null));
-  screen.instead.replaceChildren(insteadOf(state.run, run, "music"));
+  controls(...controlsOf(state, isUpload, null));
   const trace = await post("/api/music", request, signal);
   if (screen.now?.trace.trace !== trace.trace) screen.player.stop();
-  screen.now = { ...now, trace };
-  screen.controls.replaceChildren(...controls(now, trace));
-  await show(signal);
+  screen.now = { state, isUpload, trace };
+  controls(...controlsOf(state, isUpload, trace));
+  await showTrace(signal);
 }
 
-function build(place) {
-  const made = {
-    controls: element("form", { class: "controls", onsubmit: (event) => event.preventDefault() }),
-    instead: element("div"),
+function build() {
+  screen = {
     about: element("p", { class: "note", role: "status" }),
-    roll: new Roll({ choose: (event) => change({ event: String(event) }, { replace: true }) }),
+    roll: new Roll({ choose: (event, how) => change({ event: String(event) }, how) }),
     distance: new Chart({ name: "by-distance", title: "Weight by distance back", across: "events back" }),
     likely: new Chart({ name: "likelihood", title: "log P of each event", across: "event" }),
-    play: element("button", { type: "button", id: "play", onclick: () => play() }, "Play"),
+    play: element("button", { type: "button", id: "play", onclick: () => startOrStop() }, "Play"),
     download: element("a", { class: "button", download: "music.mid" }, "Download MIDI"),
     player: new Player(() => label()),
   };
-  made.root = element(
-    "div",
-    {},
-    element("h1", {}, "Music"),
-    lead("Arcs lead from the chosen event to the events it attends to; thicker arcs have larger weights. Click an event, or use the arrow keys."),
-    made.controls,
-    made.instead,
-    element("div", { class: "controls" }, made.play, made.download),
-    made.about,
-    made.roll.root,
-    element("div", { class: "charts loose" }, made.distance.root, made.likely.root),
-  );
-  place.replaceChildren(made.root);
-  return made;
+  const { play, download, about, roll, distance, likely } = screen;
+  return [element("div", { class: "controls" }, play, download), about, roll.root, element("div", { class: "charts loose" }, distance.root, likely.root)];
 }
 
-function controls({ run, runs, state, isUpload }, trace) {
+function controlsOf(state, isUpload, trace) {
   const file = element("input", { type: "file", accept: ".mid,.midi,audio/midi", onchange: (event) => taken(event.target.files[0]) });
   const set = (key) => (value) => change({ [key]: value, event: "" });
+  /** @type {Node[]} */
   const made = [
-    runChoice(runs, run.name),
     labelled("Piece of the validation split", countInput(isUpload ? null : limited(state.piece, 2 ** 31), trace?.count, set("piece"))),
     labelled("Your own (MIDI)", file),
     labelled("From event", countInput(trace?.begin ?? limited(state.begin, 2 ** 31), trace?.words, set("begin"))),
@@ -90,7 +77,7 @@ function controls({ run, runs, state, isUpload }, trace) {
 /** −1 is the mean of all heads. */
 const headOf = (state, map) => (state.head === undefined ? -1 : limited(state.head, map.heads));
 
-async function show(signal) {
+async function showTrace(signal) {
   const { trace, state, isUpload } = screen.now;
   const map = trace.maps.find((one) => one.name === MAP);
   const [layer, head] = [limited(state.layer, map.layers, map.layers - 1), headOf(state, map)];
@@ -119,7 +106,7 @@ async function show(signal) {
   screen.download.setAttribute("href", `data:audio/midi;base64,${trace.midi}`);
 }
 
-function play() {
+function startOrStop() {
   const { player, now } = screen;
   if (player.playing) return player.stop();
   if (!now) return;

@@ -3,9 +3,11 @@
 import { get, tensor } from "../api.js";
 import { Chart } from "../chart.js";
 import { checkbox, element, labelled, select } from "../dom.js";
-import { cellOf, fitting, insteadOf, limited, nothingFits, numberInput } from "../fitting.js";
+import { describe } from "../exports.js";
+import { cellOf, limited, numberInput } from "../fitting.js";
 import { HeatMap } from "../heatmap.js";
-import { lead, runChoice } from "../runs.js";
+import { formulas } from "../math.js";
+import { definePage } from "../page.js";
 import { change } from "../state.js";
 
 const SCHEMES = [
@@ -32,35 +34,39 @@ const STEPS = [
 const WITHOUT_HEADS = ["sinusoidal", "learned", "sinusoidal-2d"];
 const WAVES = 6;
 
-export const keys = [["← → ↑ ↓", "in a map: next cell; in a chart: next point"]];
-
 let screen = null;
 
-export async function draw(place, state, signal) {
+export const { draw, keys } = definePage({
+  name: "positions",
+  about: "How a model encodes the position of a token. Tables are random at initialisation, unless you choose a run.",
+  keys: [["← → ↑ ↓", "in a map: next cell; in a chart: next point"]],
+  withoutRun: true,
+  build,
+  show,
+});
+
+async function show({ run, state, choice, controls }, signal) {
   const scheme = state.scheme ?? "sinusoidal";
-  const { runs, run } = await fitting("positions", scheme === "run" ? state.run : undefined, signal);
-  if (scheme === "run" && !run) return nothingFits(place, "positions");
-  if (!screen || !place.contains(screen.root)) screen = build(place);
+  describe({ scheme, run: scheme === "run" ? run?.name : "" });
   const query = { scheme, length: state.length ?? "64" };
   for (const name of ["trained", "dim", "heads", "base", "causal"]) if (state[name]) query[name] = state[name];
   if (scheme === "run") query.run = run.name;
   if (scheme === "run" && state.stack) query.stack = state.stack;
   if (scheme === "run" && state.layer) query.layer = limited(state.layer, 2 ** 20);
-  screen.controls.replaceChildren(...controls(state, scheme, runs, run, null));
+  controls(...controlsOf(state, scheme, choice, null));
   const info = await get("/api/positions", query, signal);
-  screen.controls.replaceChildren(...controls(state, scheme, runs, run, info));
-  screen.formula.textContent = info.formula;
+  controls(...controlsOf(state, scheme, choice, info));
+  screen.formula.replaceChildren(...formulas(info.formula));
   screen.note.textContent = `${info.scheme}: ${info.length} positions shown, ${info.trained} trained. ${info.note}`;
-  await show(info, state, signal);
+  await showTables(info, state, signal);
 }
 
-function build(place) {
+function build() {
   const moved = (key) => (row, column) => {
     change({ [key]: `${row},${column}` }, { replace: true, quiet: true });
     if (key === "at") showFrom();
   };
-  const made = {
-    controls: element("form", { class: "controls", onsubmit: (event) => event.preventDefault() }),
+  screen = {
     formula: element("p", { class: "formula" }),
     note: element("p", { class: "note", role: "status" }),
     table: new HeatMap({ move: moved("cell") }),
@@ -71,30 +77,20 @@ function build(place) {
     steps: STEPS.map(() => new HeatMap()),
     figures: element("div", { class: "charts loose" }),
   };
-  made.root = element(
-    "div",
-    {},
-    element("h1", {}, "Positions"),
-    lead("How a model encodes the position of a token. Tables are random at initialisation, unless you choose a run."),
-    made.controls,
-    made.formula,
-    made.note,
-    made.figures,
-  );
-  place.replaceChildren(made.root);
-  return made;
+  return [screen.formula, screen.note, screen.figures];
 }
 
-function controls(state, scheme, runs, run, info) {
+function controlsOf(state, scheme, choice, info) {
   const set = (key) => (value) => change({ [key]: value, cell: "", at: "" });
-  const schemes = [...SCHEMES, ...(run ? [["run", "from a run, trained"]] : [])];
+  const schemes = [...SCHEMES, ...(choice ? [["run", "from a run, trained"]] : [])];
   const number = (label, key, value, most) => labelled(label, numberInput(value, 1, most, set(key)));
+  /** @type {(Node|string)[]} */
   const made = [
     labelled("Scheme", select(schemes, scheme, (value) => change({ scheme: value, cell: "", at: "", head: "", stack: "", layer: "" }))),
     number("Positions", "length", state.length ?? 64, 512),
   ];
   if (scheme === "run") {
-    made.push(runChoice(runs, run.name), insteadOf(state.run, run, "positions"));
+    made.push(choice);
     if (info && info.stacks.length > 1) made.push(labelled("Stack", select(info.stacks.map((one) => [one, one]), state.stack ?? info.stacks[0], set("stack"))));
     if (info && info.layers > 1) made.push(labelled("Layer", counted(info.layers, state.layer, set("layer"))));
     // Without an answer the layer or the stack may be the reason.
@@ -121,7 +117,7 @@ function controls(state, scheme, runs, run, info) {
 const counted = (count, chosen, set) =>
   select(Array.from({ length: count }, (_, at) => [String(at), String(at + 1)]), String(limited(chosen, count)), set);
 
-async function show(info, state, signal) {
+async function showTables(info, state, signal) {
   const of = (name, which = {}) => tensor(info.trace, name, which, signal);
   const has = (name) => info.tensors.includes(name);
   const head = limited(state.head, info.heads);
@@ -209,7 +205,8 @@ function matrix(map, name, title, table, at, across) {
 }
 
 /** The channels to plot: those of the state, or some from high to low frequency. */
-function series({ shape: [rows, columns], values }, state) {
+function series({ shape, values }, state) {
+  const [rows, columns] = shape;
   const listed = (state.channels ?? "").split(" ").filter((text) => text !== "").map(Number).filter((one) => one >= 0 && one < columns);
   const chosen = listed.length ? listed : [...new Set([0, 1, 0.125, 0.25, 0.5, 0.75].map((at) => (at === 1 ? 1 : Math.floor(at * columns))))].slice(0, WAVES);
   return chosen

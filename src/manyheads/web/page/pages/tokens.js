@@ -2,42 +2,32 @@
 
 import { post } from "../api.js";
 import { element, escaped, labelled, shown, visible } from "../dom.js";
-import { picture, saving } from "../exports.js";
-import { fitting, insteadOf, nothingFits } from "../fitting.js";
+import { saving } from "../exports.js";
 import { fill, textArea } from "../form.js";
-import { lead, runChoice } from "../runs.js";
+import { definePage } from "../page.js";
+import { runChoice } from "../runs.js";
 import { change, read } from "../state.js";
 import { chips } from "../tokens.js";
 
-export const keys = [["← →", "on the slider: previous merge, next merge"]];
+const PAUSE = 350; // milliseconds of a merge when it plays
+const area = textArea("text", { step: "" });
+const panels = element("div", { class: "panels" });
 
-/** @type {{root: HTMLElement, text: HTMLTextAreaElement, controls: HTMLElement, result: HTMLElement}|null} */
-let screen = null;
+export const { draw, keys } = definePage({
+  name: "tokens",
+  about: "From bytes to subwords: the merges that training has learned, one at a time. A leading space is shown as ·.",
+  keys: [["← →", "on the slider: previous merge, next merge"]],
+  build: () => [labelled("Text", area, "wide"), panels],
+  show,
+});
 
-export async function draw(place, state, signal) {
-  const { runs, run } = await fitting("tokens", state.run, signal);
-  if (!run) return nothingFits(place, "tokens");
+async function show({ run, runs, state, text, controls }, signal) {
   const beside = runs.find((one) => one.name === state.beside && one.name !== run.name);
-  if (!screen || !place.contains(screen.root)) screen = build(place);
-  const text = state.text ?? run.example;
-  fill(screen.text, text);
-  screen.controls.replaceChildren(
-    runChoice(runs, run.name),
-    runChoice(runs.filter((one) => one.name !== run.name), beside?.name ?? "", "beside", "Compare with", "nothing"),
-    insteadOf(state.run, run, "tokens"),
-  );
+  fill(area, text);
+  controls(runChoice(runs.filter((one) => one.name !== run.name), beside?.name ?? "", "beside", "Compare with", "nothing"));
   const compared = [run, beside].filter(Boolean);
   const results = await Promise.all(compared.map((one) => post("/api/tokens", { run: one.name, text }, signal)));
-  screen.result.replaceChildren(...results.map((result, at) => panel(compared[at].name, text, result, at === 0)));
-}
-
-function build(place) {
-  const text = textArea("text", { step: "" });
-  const controls = element("div", { class: "controls" });
-  const result = element("div", { class: "panels" });
-  const root = element("div", {}, element("h1", {}, "Tokens"), lead("A leading space is shown as ·."), controls, labelled("Text", text, "wide"), result);
-  place.replaceChildren(root);
-  return { root, text, controls, result };
+  panels.replaceChildren(...results.map((result, at) => panel(compared[at].name, text, result, at === 0)));
 }
 
 function panel(name, text, tokenized, first) {
@@ -55,34 +45,59 @@ function panel(name, text, tokenized, first) {
   );
 }
 
-/** A slider over the merge steps; the step of the first panel is in the URL. */
+/** A slider over the merge steps, which starts unmerged and plays; the step of the first panel is in the URL. */
 function steps(tokenized, first) {
   const last = tokenized.steps.length - 1;
   const initial = first ? read().step : undefined;
   const place = element("div", { class: "state" });
-  const show = (at) => {
+  const readout = element("output", { class: "readout" });
+  let timer = 0;
+  const showStep = (at) => {
     const step = tokenized.steps[at];
     const isNew = (index) => at > 0 && step.merged !== "" && step.pieces[index] === step.merged && tokenized.steps[at - 1].pieces[index] !== step.merged;
     const rank = step.rank === null ? "" : `, merge ${step.rank + 1} of the vocabulary`;
     const tried = step.tried.length ? ` (${step.tried.length} longer subwords are not in the vocabulary)` : "";
     const why = step.merged ? `“${visible(step.merged)}”${rank}${tried}` : "start";
-    place.replaceChildren(
-      element("output", { class: "readout", "aria-live": "polite" }, `Step ${at} of ${last}: ${why}`),
-      chips(step.pieces, [], isNew),
-    );
+    readout.textContent = `Step ${at} of ${last}: ${why}`;
+    place.replaceChildren(chips(step.pieces, [], isNew));
   };
+  const stop = () => {
+    clearTimeout(timer);
+    timer = 0;
+    play.textContent = "Play";
+    readout.setAttribute("aria-live", "polite"); // a screen reader does not read every merge of the film
+  };
+  const tick = () => {
+    const at = Number(slider.value) + 1;
+    if (at > last || !slider.isConnected) return stop();
+    slider.value = String(at);
+    showStep(at);
+    timer = setTimeout(tick, PAUSE);
+  };
+  const start = () => {
+    if (timer) return stop();
+    if (Number(slider.value) === last) slider.value = "0";
+    showStep(Number(slider.value));
+    play.textContent = "Pause";
+    readout.setAttribute("aria-live", "off");
+    timer = setTimeout(tick, PAUSE);
+  };
+  const play = element("button", { type: "button", onclick: start }, "Play");
   const slider = element("input", {
     type: "range",
     min: "0",
     max: String(last),
-    value: initial === undefined ? String(last) : initial,
+    value: initial ?? "0",
     oninput: (event) => {
-      show(Number(event.target.value));
+      stop();
+      showStep(Number(event.target.value));
       if (first) change({ step: event.target.value }, { replace: true, quiet: true });
     },
   });
-  show(Number(slider.value));
-  return element("div", {}, labelled("Step", slider, "wide"), place);
+  showStep(Number(slider.value));
+  stop();
+  if (initial === undefined && !matchMedia("(prefers-reduced-motion: reduce)").matches) start();
+  return element("div", {}, element("div", { class: "player" }, play, labelled("Step", slider)), readout, place);
 }
 
 /** The steps as an image and as a table. */
@@ -91,14 +106,13 @@ function viewOf(name, tokenized) {
   const line = (step) => step.pieces.map(visible).join(" | ");
   const wide = Math.max(...states.map((step) => line(step).length));
   return {
-    name: `tokens-${name.replaceAll("/", "-")}`,
+    name: "tokens",
     title: `Tokens of ${name}`,
-    svg: () =>
-      picture(
-        40 + 8 * wide,
-        40 + 18 * states.length,
-        states.map((step, at) => `<text x="12" y="${30 + 18 * at}" font-family="monospace" xml:space="preserve">${escaped(line(step))}</text>`).join(""),
-      ),
+    drawing: () => ({
+      width: 40 + 8 * wide,
+      height: 6 + 18 * states.length,
+      inside: states.map((step, at) => `<text x="12" y="${14 + 18 * at}" font-family="monospace" xml:space="preserve">${escaped(line(step))}</text>`).join(""),
+    }),
     table: () => ({
       columns: ["step", "merged", "rank", "pieces"],
       rows: states.map((step, at) => [at, step.merged, step.rank ?? "", line(step)]),

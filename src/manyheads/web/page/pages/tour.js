@@ -3,14 +3,14 @@
 
 import { element } from "../dom.js";
 import { limited, nothingFits } from "../fitting.js";
-import { fits, pageOf } from "../pages.js";
+import { coloured } from "../math.js";
+import { fits, pageOf, sharedState } from "../pages.js";
 import { request } from "../recording.js";
 import { runChoice, usableRuns } from "../runs.js";
 import { address, go, read } from "../state.js";
 
 export const keys = [["← →", "previous step, next step"]];
 
-const LASTING = ["run", "text", "theme", "stage", "palette"]; // the state that all steps share
 let steps = null;
 let screen = null;
 
@@ -25,6 +25,7 @@ export async function draw(place, state, signal) {
   const step = steps[at];
   const page = await import(`./${step.page}.js`);
   if (signal.aborted) return;
+  screen.live.dataset.page = step.page;
   const { stop, ...inner } = state;
   await page.draw(screen.live, { text: run.example, ...step.state, ...inner, run: run.name }, signal);
 }
@@ -40,7 +41,7 @@ function build(place) {
 function show(at, run, runs) {
   const step = steps[at];
   const formula = element("div", { class: "math" });
-  if (step.formula) formula.append(new DOMParser().parseFromString(step.formula, "text/html").body.firstElementChild);
+  if (step.formula) formula.append(coloured(step.formula));
   const button = (label, to) =>
     element("button", { type: "button", disabled: to < 0 || to >= steps.length, onclick: () => move(to) }, label);
   const list = element(
@@ -65,9 +66,7 @@ function show(at, run, runs) {
 
 /** The address of a step: it forgets what was chosen inside the view of another. */
 function placeOf(number) {
-  const state = read();
-  const shared = Object.fromEntries(LASTING.filter((key) => key in state).map((key) => [key, state[key]]));
-  return address("tour", { ...shared, stop: String(number) });
+  return address("tour", { ...sharedState("tour", read()), stop: String(number) });
 }
 
 function move(to) {
@@ -78,7 +77,7 @@ function move(to) {
 function shortcuts(event) {
   const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (!by || !screen?.root.isConnected || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.target.closest("input, textarea, select, canvas, [role=application], [role=grid], [role=slider]")) return;
+  if (event.target.closest("input, textarea, select, canvas, [role=img], [role=grid], [role=slider]")) return;
   event.preventDefault();
   event.stopPropagation();
   move(screen.at + by);

@@ -1,14 +1,20 @@
-// Train: the metrics of a run, live while it trains, and the formula of the learning-rate schedule
-// over the measured learning rate.
+// Train: the metrics of runs, live while they train: where the training stands, what the model gives
+// for held-out examples, and the formula of the learning-rate schedule over the measured rate.
 
 import { get } from "../api.js";
 import { Chart, smooth } from "../chart.js";
-import { checkbox, element, labelled } from "../dom.js";
+import { LINES } from "../colour.js";
+import { checkbox, element, labelled, shown } from "../dom.js";
+import { refresh as refreshProbes, sourceOf } from "../probes.js";
 import { chosenRun, lead, runChoice, usableRuns } from "../runs.js";
+import { Samples } from "../samples.js";
 import { change } from "../state.js";
 
 const EVERY = 2000; // milliseconds between two requests
+const QUIET = 180; // seconds without a line after which a training has stopped
+const SEPARATOR = "|"; // of runs in the URL
 const TITLES = { bleu: "BLEU", chrf: "chrF" }; // exceptions to the capitalisation
+const SCORES = ["bleu", "chrf", "accuracy", "f1", "perplexity", "bits_per_character"]; // the first that there is
 
 /** The title of a metric. */
 const titleOf = (key) => TITLES[key] ?? (key[0].toUpperCase() + key.slice(1)).replaceAll("_", " ");
@@ -17,29 +23,52 @@ export const keys = [["← →", "in a chart: previous step, next step"]];
 
 let charts = new Map(); // by metric; reused while the page is open
 
+/**
+ * @typedef {object} Watched a run whose files are read
+ * @property {string} name @property {string} colour
+ * @property {Record<string, any>[]} records of metrics.jsonl: step, split and numbers
+ * @property {number} broken @property {number} next @property {string} version
+ * @property {number} age seconds since the last line @property {number} seconds from the start to it
+ * @property {[number, number][]} seen [step, time in seconds] at which a step was seen first
+ * @property {import("../probes.js").Source} source @property {Record<string, any>} [schedule]
+ */
+
+/** @returns {Watched} */
+const watch = (name, number) => ({ name, colour: LINES[number % LINES.length], records: [], broken: 0, next: 0, version: "", age: 0, seconds: 0, seen: [], source: sourceOf(name) });
+
 export async function draw(place, state, signal) {
   const runs = await usableRuns(signal);
   const run = chosenRun(runs, state.run);
-  const beside = runs.find((one) => one.name === state.beside && one.name !== run.name);
+  const names = (state.beside ?? "").split(SEPARATOR).filter((name) => name !== run.name && runs.some((one) => one.name === name));
   const grid = element("div", { class: "charts" });
   const status = element("p", { class: "note", role: "status" });
+  const header = element("div", { class: "standing" });
+  const samples = new Samples();
   charts = new Map();
   place.replaceChildren(
     element("h1", {}, `Training of ${run.name}`),
     lead("Each point is a line of metrics.jsonl. The dashed curve is the schedule formula."),
-    controls(runs, run, beside, state),
+    header,
+    controls(runs, run, names, state),
     status,
     grid,
   );
-  const watched = [run, beside].filter(Boolean).map((one) => ({ name: one.name, records: [], broken: 0, next: 0, version: "" }));
+  const watched = [run.name, ...names].map(watch);
+  const show = () => {
+    standing(header, watched[0]);
+    samples.show(watched.map((one) => ({ ...one, validated: one.records.filter((record) => record.split === "valid").map((record) => record.step) })));
+    showCharts(grid, watched, state, status);
+    charts.get("loss").root.after(samples.root);
+  };
   await refresh(watched, signal);
-  show(grid, watched, state, status);
+  show();
   // Request again only after the last response: two requests at once would add the same lines.
   const again = async () => {
     if (signal.aborted) return;
     try {
       // A hidden page sends no requests.
-      if (!document.hidden && (await refresh(watched, signal))) show(grid, watched, state, status);
+      if (!document.hidden && (await refresh(watched, signal))) show();
+      else standing(header, watched[0]);
     } catch (error) {
       if (!signal.aborted) status.textContent = error.message;
     }
@@ -48,7 +77,7 @@ export async function draw(place, state, signal) {
   setTimeout(again, EVERY);
 }
 
-function controls(runs, run, beside, state) {
+function controls(runs, run, names, state) {
   const slider = element("input", {
     type: "range",
     min: "0",
@@ -63,14 +92,25 @@ function controls(runs, run, beside, state) {
     "form",
     { class: "controls", onsubmit: (event) => event.preventDefault() },
     runChoice(runs, run.name),
-    runChoice(runs.filter((one) => one.name !== run.name), beside?.name ?? "", "beside", "Compare with", "nothing"),
+    compared(runs.filter((one) => one.name !== run.name), names),
     flag("logx", "log x"),
     flag("logy", "log y"),
     labelled("Smoothing", slider),
   );
 }
 
-/** Requests new records; returns true if there were any. */
+/** A checkbox for each other run, in the colour of its lines. */
+function compared(others, names) {
+  if (!others.length) return "";
+  const boxes = others.map(({ name }) => {
+    const box = checkbox(name, names.includes(name), (on) => change({ beside: (on ? [...names, name] : names.filter((one) => one !== name)).join(SEPARATOR) }));
+    if (names.includes(name)) box.style.borderColor = LINES[(1 + names.indexOf(name)) % LINES.length];
+    return box;
+  });
+  return element("fieldset", { class: "compared" }, element("legend", {}, "Compare with"), ...boxes);
+}
+
+/** Requests new records; returns true if there were any. @param {Watched[]} watched */
 async function refresh(watched, signal) {
   let news = false;
   for (const one of watched) {
@@ -78,22 +118,56 @@ async function refresh(watched, signal) {
     do {
       const { name, next, version } = one;
       answer = await get("/api/metrics", { run: name, since: next, version }, signal);
-      if (answer.reset) [one.records, one.broken] = [[], 0];
+      if (answer.reset) [one.records, one.broken, one.seen] = [[], 0, []];
       if (answer.schedule !== undefined) one.schedule = answer.schedule;
       one.records = one.records.concat(answer.records);
       one.broken += answer.broken;
-      one.next = answer.next;
-      one.version = answer.version;
+      for (const key of ["next", "version", "age", "seconds"]) one[key] = answer[key];
       news ||= answer.reset || answer.records.length > 0 || answer.broken > 0;
     } while (answer.more); // a long file comes in several responses
+    const step = one.records.at(-1)?.step ?? 0;
+    if (one.seen.at(-1)?.[0] !== step) one.seen.push([step, performance.now() / 1000 - one.age]);
+    if (await refreshProbes(one.source, signal)) news = true;
   }
   return news;
 }
 
-/** The series of each metric: {loss: {"demo train": points, …}, …}. */
+/** Seconds a step takes: as seen on this page, else since the start of the training. @param {Watched} run */
+function pace({ seen, seconds }) {
+  const [first, last] = [seen[0], seen.at(-1)];
+  if (last[0] > first[0]) return (last[1] - first[1]) / (last[0] - first[0]);
+  return last[0] ? seconds / last[0] : 0;
+}
+
+/** 95 → "2 min". */
+function duration(seconds) {
+  if (seconds < 60) return `${Math.max(1, Math.round(seconds))} s`;
+  return seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${shown(seconds / 3600, 1)} h`;
+}
+
+/** Step, time left and scores of a run. @param {HTMLElement} place @param {Watched} run */
+function standing(place, run) {
+  const { records, schedule, age } = run;
+  const step = records.at(-1)?.step ?? 0;
+  const steps = schedule?.steps;
+  const valid = records.filter((record) => record.split === "valid");
+  const best = valid.reduce((least, record) => (record.loss < (least?.loss ?? Infinity) ? record : least), null);
+  const score = SCORES.find((name) => valid.at(-1)?.[name] !== undefined);
+  const left = !steps ? "–" : step >= steps ? "finished" : age > QUIET ? "stopped" : pace(run) ? `about ${duration(pace(run) * (steps - step) - age)}` : "–";
+  const facts = [
+    ["step", steps ? `${step} of ${steps}` : String(step)],
+    ["time left", left],
+    ["loss", best ? `${shown(best.loss)} (best, step ${best.step})` : "–"],
+  ];
+  if (score) facts.push([titleOf(score), shown(valid.at(-1)[score])]);
+  place.replaceChildren(element("dl", {}, ...facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)))));
+  if (steps) place.append(element("progress", { max: String(steps), value: String(step), "aria-label": "Share of the training" }));
+}
+
+/** The series of each metric: {loss: [{name: "demo train", …}], …}. @param {Watched[]} watched */
 function measured(watched) {
   const byMetric = new Map([["loss", []], ["learning_rate", []]]);
-  for (const { name, records } of watched) {
+  for (const { name, colour, records } of watched) {
     for (const record of records) {
       for (const [key, value] of Object.entries(record)) {
         if (key === "step" || key === "split") continue;
@@ -101,7 +175,7 @@ function measured(watched) {
         const series = `${watched.length > 1 ? `${name} ` : ""}${record.split}`;
         const all = byMetric.get(key);
         let line = all.find((one) => one.name === series);
-        if (!line) all.push((line = { name: series, points: [] }));
+        if (!line) all.push((line = { name: series, colour, style: record.split === "valid" ? "marks" : "line", points: [] }));
         line.points.push([record.step, value]);
       }
     }
@@ -109,7 +183,7 @@ function measured(watched) {
   return byMetric;
 }
 
-function show(grid, watched, state, status) {
+function showCharts(grid, watched, state, status) {
   const share = Math.max(0, Math.min(0.98, Number(state.smooth) || 0));
   for (const [key, measuredSeries] of measured(watched)) {
     if (!charts.has(key)) {
@@ -117,16 +191,16 @@ function show(grid, watched, state, status) {
       grid.append(charts.get(key).root);
     }
     let note = "";
-    const series = measuredSeries.map((one) => {
-      if (key === "learning_rate") return { ...one, style: "dots" };
-      const isSmooth = share > 0 && !one.name.endsWith("valid");
-      return isSmooth ? { name: `${one.name}, smoothed`, points: smooth(one.points, share) } : one;
+    const series = measuredSeries.flatMap((one) => {
+      if (key === "learning_rate") return [{ ...one, style: "dots" }];
+      if (!share || one.style === "marks") return [one];
+      return [{ ...one, faint: true, mute: true }, { ...one, name: `${one.name}, smoothed`, points: smooth(one.points, share) }];
     });
     if (key === "learning_rate") {
-      for (const { name, schedule } of watched) {
+      for (const { name, colour, schedule } of watched) {
         if (!schedule) continue;
         if (schedule.points.length) {
-          series.push({ name: `${watched.length > 1 ? `${name} ` : ""}formula`, style: "dashes", points: schedule.points });
+          series.push({ name: `${watched.length > 1 ? `${name} ` : ""}formula`, colour, style: "dashes", points: schedule.points });
         }
         note += `${name}: ${schedule.name}, ${schedule.formula}. ${schedule.reason ?? ""} `;
       }

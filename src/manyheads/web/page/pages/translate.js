@@ -1,42 +1,44 @@
 // Translate: live hypotheses, the alignment of each token, and alternatives for a token.
 
 import { post, tensor } from "../api.js";
+import { barTable } from "../bars.js";
 import { element, labelled, select, shown, tabs, visible } from "../dom.js";
-import { saving } from "../exports.js";
-import { cellOf, chooseFirst, fitting, insteadOf, limited, nothingFits } from "../fitting.js";
+import { describe, saving } from "../exports.js";
+import { cellOf, limited } from "../fitting.js";
 import { fill, textArea } from "../form.js";
 import { HeatMap } from "../heatmap.js";
-import { lead, runChoice } from "../runs.js";
+import { definePage } from "../page.js";
 import { change } from "../state.js";
 import { BEAMS, integer, legible, pieceButtons, textsView, tokensIn, tokensOut } from "../writers.js";
 
 const ALTERNATIVES = 10;
 const REQUESTED = 20; // some of the most probable tokens are never generated
 
-export const keys = [
-  ["← →", "on the translation: previous token, next token; Enter shows alternatives"],
-  ["← → ↑ ↓", "in a map: next cell"],
-];
-
 /** The elements of the page, reused while the text changes. */
 let screen = null;
 // Reset for a new text, which has other tokens.
-const FORGOTTEN = { prefix: "", at: "", which: "", cell: "" };
+const FORGOTTEN = { prefix: "", at: "", which: "", cell: "", target: "" };
 
-export async function draw(place, state, signal) {
-  const { runs, run } = await fitting("translate", state.run, signal);
-  if (!run) return nothingFits(place, "translate");
-  if (!screen || !place.contains(screen.root)) screen = build(place);
-  const text = state.text ?? run.example;
+export const { draw, keys } = definePage({
+  name: "translate",
+  about: "Translates as you type. The map shows the attention of each target token to the source. A weight shows what is mixed in, not why a token is chosen.",
+  keys: [
+    ["← →", "on the translation: previous token, next token; Enter shows alternatives"],
+    ["← → ↑ ↓", "in a map: next cell"],
+  ],
+  build,
+  show,
+});
+
+async function show({ run, state, text, controls }, signal) {
   fill(screen.text, text);
-  chooseFirst(screen.controls, runs, run, state.run, "translate");
   const prefix = tokensIn(state.prefix);
-  screen.controls.replaceChildren(...controls({ run, runs, state, text, result: null }, []));
+  controls(...controlsOf({ state, text, result: null }, []));
   const request = { run: run.name, text, prefix };
   const result = legible(await post("/api/translate", { ...request, beam: integer(state.beam), which: limited(state.which, BEAMS.length) }, signal));
   const at = state.at === undefined ? -1 : Math.min(integer(state.at) ?? -1, result.tokens.length - 1);
-  const now = { run, runs, state, text, result, at, request };
-  screen.controls.replaceChildren(...controls(now, []));
+  const now = { run, state, text, result, at, request, controls };
+  controls(...controlsOf(now, []));
   drawTranslation(now);
   screen.list.replaceChildren(...hypotheses(now));
   await Promise.all([drawAlternatives(now, signal), drawAlignment(now, null, signal)]);
@@ -49,15 +51,14 @@ export async function draw(place, state, signal) {
 async function drawGold(now, signal) {
   const gold = await post("/api/gold", { run: now.run.name, text: now.text }, signal);
   if (signal.aborted) return;
-  screen.controls.replaceChildren(...controls(now, gold.examples));
+  now.controls(...controlsOf(now, gold.examples));
   await drawAlignment(now, gold, signal);
 }
 
-function build(place) {
+function build() {
   const move = (row, column) => change({ cell: `${row},${column}` }, { replace: true, quiet: true });
   const made = {
     text: textArea("text", FORGOTTEN, { pause: 250 }),
-    controls: element("div", { class: "controls" }),
     translation: element("section", { class: "panel", "aria-label": "Translation" }),
     alternatives: element("section", { class: "panel", "aria-label": "Alternatives" }),
     list: element("section", { class: "panel", "aria-label": "Hypotheses" }),
@@ -66,30 +67,25 @@ function build(place) {
     gold: new HeatMap(),
     note: element("p", { class: "note", role: "status" }),
   };
-  const maps = element("div", { class: "panels" }, made.map.root, made.gold.root);
-  made.root = element(
-    "div",
-    {},
-    element("h1", {}, "Translate"),
-    lead("Translates as you type. The map shows the attention of each target token to the source. A weight shows what is mixed in, not why a token is chosen."),
-    made.controls,
+  screen = made;
+  return [
     labelled("Text", made.text, "wide"),
-    element("div", { class: "panels" }, element("div", { class: "stacked" }, made.translation, made.alternatives), made.list),
-    element("section", { class: "alignment", "aria-label": "Alignment" }, made.which, made.note, maps),
-  );
-  place.replaceChildren(made.root);
-  return made;
+    element(
+      "div",
+      { class: "panels" },
+      element("div", { class: "stacked" }, made.translation, made.alternatives, made.list),
+      element("section", { class: "stacked alignment", "aria-label": "Alignment" }, element("div", {}, made.which, made.note), made.map.root, made.gold.root),
+    ),
+  ];
 }
 
-function controls({ run, runs, state, result, text }, examples) {
+function controlsOf({ state, result, text }, examples) {
   const options = [["", examples.includes(text) ? text : "choose one"], ...examples.filter((one) => one !== text).map((one) => [one, one])];
   return [
-    runChoice(runs, run.name),
     labelled("Beam", select(BEAMS, String(result?.width ?? state.beam ?? ""), (beam) => change({ beam, which: "", cell: "" }))),
     ...(examples.length ? [labelled("Example from the phrasebook", select(options, "", (one) => one && change({ ...FORGOTTEN, text: one })))] : []),
     // If a forced token is unknown, there is no translation to remove it from.
     ...(result || !state.prefix ? [] : [element("button", { type: "button", onclick: () => change(FORGOTTEN) }, "Remove the forced tokens")]),
-    insteadOf(state.run, run, "translate"),
   ];
 }
 
@@ -99,7 +95,7 @@ function drawTranslation({ result, at, request }) {
   const buttons = pieceButtons("Tokens of the translation", result.pieces, result.log_probabilities.map(Math.exp), {
     chosen: at,
     given: request.prefix.length,
-    choose: (place) => change({ at: place === at ? "" : String(place) }, { replace: true }),
+    choose: (place) => change({ at: place === at ? "" : String(place) }),
   });
   // Keep the focus in the translation after an alternative was chosen.
   const on = document.activeElement;
@@ -111,7 +107,7 @@ function drawTranslation({ result, at, request }) {
     element("p", { class: "note" }, "The number below a token is its probability. Choose a token to see alternatives."),
     request.prefix.length ? free : "",
   );
-  if (within) buttons.querySelector('[tabindex="0"]')?.focus();
+  if (within) /** @type {HTMLElement|null} */ (buttons.querySelector('[tabindex="0"]'))?.focus();
 }
 
 /** The most probable tokens at the chosen position; choosing one forces it. */
@@ -126,17 +122,12 @@ async function drawAlternatives({ result, at, request }, signal) {
     .map(({ token, piece, before: chance }) => {
       const isOwn = token === result.tokens[at];
       const go = () => change({ prefix: tokensOut([...before, token]), at: "", which: "", cell: "" });
-      return element(
-        "tr",
-        {},
-        element("th", { scope: "row" }, element("button", { type: "button", class: "quiet", "aria-pressed": String(isOwn), onclick: go }, visible(piece))),
-        element("td", {}, element("meter", { min: "0", max: "1", value: String(chance), "aria-hidden": "true" })),
-        element("td", {}, shown(chance)),
-      );
+      const label = element("button", { type: "button", class: "quiet", "aria-pressed": String(isOwn), onclick: go }, visible(piece));
+      return { label, values: [chance] };
     });
   screen.alternatives.replaceChildren(
     element("h2", {}, `Position ${at + 1}: most probable tokens`),
-    element("table", { class: "bars" }, ...rows),
+    barTable(rows),
     element("p", { class: "note" }, "Choose one to continue the translation from there."),
   );
 }
@@ -152,7 +143,7 @@ function hypotheses({ result, text }) {
       element("td", {}, shown(one.log_probability)),
     ),
   );
-  const head = ["", "hypothesis", "score", "log P"].map((name) => element("th", { scope: "col" }, name));
+  const head = ["rank", "hypothesis", "score", "log P"].map((name) => element("th", { scope: "col" }, name));
   return [
     element("h2", {}, result.hypotheses.length > 1 ? `The ${result.hypotheses.length} best` : "The best"),
     element("div", { class: "hypotheses" }, element("table", {}, element("tr", {}, ...head), ...rows)),
@@ -170,7 +161,7 @@ function chosenMap(state, { layers, heads }) {
   return { layer, head, kind, which, title };
 }
 
-async function drawAlignment({ state, result }, gold, signal) {
+async function drawAlignment({ run, state, text, result }, gold, signal) {
   const { alignment } = result;
   const pair = gold?.pair ?? null;
   if (pair === null) screen.gold.root.hidden = true;
@@ -180,6 +171,7 @@ async function drawAlignment({ state, result }, gold, signal) {
     return;
   }
   const map = chosenMap(state, alignment);
+  describe({ run: run.name, text, translation: result.hypotheses[result.which].text, map: map.title });
   const numbers = (count, none) => [none, ...Array.from({ length: count }, (_, at) => [String(at), String(at + 1)])];
   const byWords = pair?.errors && (state.unit ?? "words") === "words";
   screen.which.replaceChildren(

@@ -1,25 +1,42 @@
-// Watch it learn: one sentence over training. The loss curve is the time axis; cross-attention runs
-// as ribbons between source and translation.
+// Watch it learn: one example over training. The loss curve is the time axis. A sentence has its
+// cross-attention as ribbons, a text its self-attention as arcs, a picture that of each head over it.
 
-import { get, post } from "../api.js";
+import { post } from "../api.js";
+import { StepDifference } from "../compare.js";
 import { checkbox, element, escaped, labelled, select, tabs } from "../dom.js";
-import { saveFile } from "../exports.js";
-import { inflated, request } from "../recording.js";
+import { saveFile, saveMenu } from "../exports.js";
+import { refresh, sourceOf } from "../probes.js";
+import { request } from "../recording.js";
 import { chosenRun, lead, runChoice, usableRuns } from "../runs.js";
+import { exampleName, outputAt } from "../samples.js";
 import { change } from "../state.js";
-import {
-  alignmentOf,
-  drawWatch,
-  HEAD_COLOURS,
-  layout,
-  momentAt,
-  nearest,
-  positionOf,
-  stepAt,
-} from "../watchview.js";
+import { alignmentOf, HEAD_COLOURS, kindOf, momentAt, nearest, positionOf, stepAt } from "../watchparts.js";
+import { pictureAt } from "../watchpictures.js";
+import { drawWatch, layout } from "../watchview.js";
 
 const EVERY = 1500; // milliseconds between two requests
 const SECONDS = 6; // of a film
+const MODULES = ["watchparts.js", "watchlanguage.js", "watchpictures.js", "watchview.js"]; // of a saved file
+
+/** The words of the page for each kind of example; `attention` names the heads that can be removed. */
+const KINDS = {
+  translation: {
+    lead: "One sentence while the model learns. Ribbons are cross-attention, one colour a head, as wide as the weight. Drag along the loss curve.",
+    example: "Sentence",
+    written: "Translation written so far",
+    attention: "decoder.cross",
+  },
+  language: {
+    lead: "A held-out text while the model learns. Arcs are self-attention, one colour a head; bars are P of each token. Drag along the loss curve.",
+    example: "Text",
+    written: "Text read so far",
+    attention: "decoder.self",
+  },
+  images: {
+    lead: "Held-out pictures while the model learns to name them. Each head colours the patches that it attends to. Drag along the loss curve.",
+    example: "Picture",
+  },
+};
 
 export const keys = [
   ["← →", "previous probe, next probe"],
@@ -31,12 +48,12 @@ export const keys = [
 export async function draw(place, state, signal) {
   const runs = await usableRuns(signal);
   const run = chosenRun(runs, state.run);
-  const source = { run: run.name, next: 0, version: "", probes: [], sentences: [], weights: [] };
+  const source = sourceOf(run.name);
   await refresh(source, signal);
   const heading = element("h1", {}, `Watch ${run.name} learn`);
   const choice = element("form", { class: "controls", onsubmit: (event) => event.preventDefault() }, runChoice(runs, run.name));
   if (!source.probes.length) {
-    const hint = "This run has no probes. Runs that translate record them while they train (train.probes=40): manyheads demo --open.";
+    const hint = "This run has no probes. Models that translate, write or name pictures record them while they train (train.probes=40): manyheads demo --open.";
     place.replaceChildren(heading, choice, element("p", { class: "lead", role: "status" }, hint));
     poll(source, signal, () => source.probes.length && draw(place, state, signal));
     return;
@@ -44,33 +61,15 @@ export async function draw(place, state, signal) {
   new Watch(place, heading, choice, source, state, signal);
 }
 
-/** Requests new probes; returns true if there were any. */
-async function refresh(source, signal) {
-  const answer = await get("/api/probes", { run: source.run, since: source.next, version: source.version }, signal);
-  if (answer.reset) source.probes = [];
-  for (const probe of answer.records) source.probes.push(await unpacked(probe));
-  Object.assign(source, { next: answer.next, version: answer.version, sentences: answer.sentences, weights: answer.weights });
-  return answer.reset || answer.records.length > 0;
-}
-
-/** A probe with its attention as bytes. */
-async function unpacked(probe) {
-  const sentences = await Promise.all(
-    probe.sentences.map(async ({ attention, ...rest }) => {
-      const packed = Uint8Array.from(atob(attention), (sign) => sign.charCodeAt(0));
-      return { ...rest, attention, weights: new Uint8Array(await inflated(packed).arrayBuffer()) };
-    }),
-  );
-  return { ...probe, sentences };
-}
+const base64Of = (bytes) => btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
 
 function poll(source, signal, act) {
   const again = async () => {
     if (signal.aborted) return;
     try {
       if (!document.hidden && (await refresh(source, signal))) act();
-    } catch (error) {
-      if (signal.aborted) return;
+    } catch {
+      if (signal.aborted) return; // else the server is busy: try again
     }
     setTimeout(again, EVERY);
   };
@@ -87,6 +86,8 @@ class Watch {
   constructor(place, heading, choice, source, state, signal) {
     this.source = source;
     this.signal = signal;
+    this.kind = kindOf(source);
+    const words = KINDS[this.kind];
     const [layers] = source.probes[0].sentences[0].shape;
     const step = state.step === undefined ? Infinity : Number(state.step);
     this.moment = {
@@ -98,6 +99,8 @@ class Watch {
       focus: -1,
     };
     this.off = new Set(); // heads removed from the model
+    this.against = state.against === undefined || this.kind === "images" ? null : bounded(state.against, source.probes.at(-1).step);
+    this.difference = new StepDifference();
     this.canvas = element("canvas", {
       class: "watch",
       tabindex: "0",
@@ -118,29 +121,37 @@ class Watch {
       this.canvas,
       element("div", { class: "below" }, this.status, this.saving()),
     );
-    const shorten = (text) => (text.length > 60 ? `${text.slice(0, 57)}…` : text);
-    const sentences = source.sentences.map((sentence, number) => [String(number), shorten(sentence.source)]);
+    const sentences = source.sentences.map((example, number) => [String(number), exampleName(example, number)]);
     choice.append(
-      labelled("Sentence", select(sentences, String(this.moment.sentence), (value) => change({ sentence: value }))),
+      labelled(words.example, select(sentences, String(this.moment.sentence), (value) => change({ sentence: value }))),
       labelled("Layer", tabs("Layer", Array.from({ length: layers }, (_, n) => [String(n), String(n + 1)]), String(this.moment.layer), (value) => change({ layer: value }))),
-      labelled("Translation written so far", this.writing),
+      words.written ? labelled(words.written, this.writing) : "",
       this.playing,
+      this.kind === "images" ? "" : this.pinning(),
     );
-    if (source.weights.length) {
-      choice.append(checkbox("Remove heads by clicking", state.remove === "1", (on) => change({ remove: on ? "1" : "" }, { replace: true })));
+    this.removes = state.remove === "1" && source.weights.length > 0 && Boolean(words.attention);
+    if (source.weights.length && words.attention) {
+      choice.append(checkbox("Remove heads by clicking", this.removes, (on) => change({ remove: on ? "1" : "" }, { replace: true })));
     }
-    this.removes = state.remove === "1" && source.weights.length > 0;
     place.replaceChildren(
       heading,
-      lead("One sentence while the model learns. Ribbons are cross-attention, one colour a head, as wide as the weight. Drag along the loss curve."),
+      lead(words.lead),
       choice,
       this.heads,
       figure,
+      this.difference.root,
     );
     new ResizeObserver(() => this.draw()).observe(figure);
     document.addEventListener("keydown", (event) => this.key(event), { signal });
     this.draw();
     poll(source, signal, () => this.extend());
+  }
+
+  /** A button that compares this step with others. */
+  pinning() {
+    const isOn = this.against !== null;
+    const pin = () => change({ against: isOn ? "" : String(stepAt(this.source, this.moment.at)) });
+    return element("button", { type: "button", "aria-pressed": String(isOn), onclick: pin }, isOn ? `Compared with step ${this.against}` : "Compare with this step");
   }
 
   /** The layer with the head that aligns best at the end. */
@@ -169,8 +180,12 @@ class Watch {
     this.last = source.probes.length - 1;
     const width = Math.floor(canvas.parentElement.clientWidth - 24);
     if (width < 50) return;
-    this.box = layout(width);
-    const fine = devicePixelRatio || 1;
+    const [, heads] = source.probes[0].sentences[0].shape;
+    const figure = canvas.parentElement;
+    const most = figure.classList.contains("staged") ? figure.clientHeight - 24 : Infinity;
+    this.box = layout(width, this.kind, heads, source.sentences.length, most);
+    // Stage mode zooms the figure: draw as fine as the screen shows it.
+    const fine = (devicePixelRatio || 1) * (canvas.getBoundingClientRect().width / canvas.offsetWidth || 1);
     canvas.width = this.box.width * fine;
     canvas.height = this.box.height * fine;
     canvas.style.height = `${this.box.height}px`;
@@ -181,11 +196,13 @@ class Watch {
     const step = stepAt(source, moment.at);
     canvas.setAttribute("aria-valuemax", String(source.probes.at(-1).step));
     canvas.setAttribute("aria-valuenow", String(step));
-    canvas.setAttribute("aria-valuetext", `step ${step}: ${probe.text || "nothing"}`);
+    const output = outputAt(source, Math.round(moment.at), moment.sentence);
+    canvas.setAttribute("aria-valuetext", `step ${step}: ${output}`);
     this.writing.max = String(probe.shape[2] - 1);
     this.writing.value = String(moment.token < 0 ? probe.shape[2] - 1 : moment.token);
-    this.status.textContent = `step ${step}: ${probe.text || "(nothing)"}`;
-    this.legend(probe.shape[1]);
+    this.status.textContent = `step ${step}: ${output}`;
+    this.legend(heads);
+    this.difference.show(source, moment, this.against);
   }
 
   legend(heads) {
@@ -233,7 +250,7 @@ class Watch {
     }
     const step = nearest(source, moment).step;
     moment.at = Math.round(moment.at);
-    const off = [...this.off].map((head) => `decoder.cross.${moment.layer}.${head}`);
+    const off = [...this.off].map((head) => `${KINDS[this.kind].attention}.${moment.layer}.${head}`);
     const answer = await post("/api/probes/removed", { run: source.run, step, sentence: moment.sentence, off }, this.signal);
     const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
     const before = sum(nearest(source, moment).sentences[moment.sentence].reference_log_probs);
@@ -262,6 +279,10 @@ class Watch {
 
   press(event) {
     this.stop();
+    if (this.kind === "images") {
+      const at = pictureAt(this.box, this.source.sentences.length, event.offsetX, event.offsetY);
+      if (at >= 0) change({ sentence: String(at) });
+    }
     if (event.offsetY < this.box.axis - 10) return;
     this.canvas.setPointerCapture(event.pointerId);
     this.go(momentAt(this.box, this.source, event.offsetX));
@@ -271,8 +292,8 @@ class Watch {
     if (event.buttons && this.canvas.hasPointerCapture(event.pointerId)) {
       this.go(momentAt(this.box, this.source, event.offsetX));
     } else if (Math.abs(event.offsetY - this.box.target) < 20) {
-      const count = this.source.sentences[this.moment.sentence].target_tokens.length;
-      this.look(Math.floor((event.offsetX / this.box.width) * count));
+      const away = this.box.centres.map((centre) => Math.abs(centre - event.offsetX));
+      this.look(away.indexOf(Math.min(...away)));
     } else this.look(-1);
   }
 
@@ -305,7 +326,7 @@ class Watch {
     const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
     const begun = performance.now();
     this.playing.textContent = "Stop";
-    return new Promise((done) => {
+    return /** @type {Promise<void>} */ (new Promise((done) => {
       const tick = (now) => {
         const at = first + (last * Math.max(0, now - begun)) / (1000 * SECONDS);
         this.go(still ? Math.floor(at) : at, { quiet: false });
@@ -316,18 +337,15 @@ class Watch {
         }
       };
       this.frame = requestAnimationFrame(tick);
-    });
+    }));
   }
 
   saving() {
-    const button = (text, act) => element("button", { type: "button", class: "quiet", onclick: act }, text);
-    return element(
-      "div",
-      { class: "saving", role: "group", "aria-label": "Save" },
-      button("PNG", () => this.canvas.toBlob((content) => saveFile(this.fileName("png"), content))),
-      button("Film (WebM)", () => this.film()),
-      button("HTML", () => this.html()),
-    );
+    return saveMenu([
+      ["PNG", () => this.canvas.toBlob((content) => saveFile(this.fileName("png"), content))],
+      ["Film (WebM)", () => this.film()],
+      ["HTML", () => this.html()],
+    ]);
   }
 
   fileName(ending) {
@@ -351,11 +369,13 @@ class Watch {
 
   /** One file with the data, the drawing module and a player; it opens without a server. */
   async html() {
-    const module = (await (await request("/page/watchview.js")).text()).replace(/^export /gm, "");
-    const { run, sentences } = this.source;
+    const texts = await Promise.all(MODULES.map(async (name) => (await request(`/page/${name}`)).text()));
+    const module = texts.map((text) => text.replace(/^import .*;$/gm, "").replace(/^export /gm, "")).join("\n");
+    const { run } = this.source;
+    const sentences = this.source.sentences.map(({ bytes, ...rest }) => (bytes ? { ...rest, bytes: base64Of(bytes) } : rest));
     const probes = this.source.probes.map((probe) => ({
       ...probe,
-      sentences: probe.sentences.map(({ weights, attention, ...rest }) => ({ ...rest, weights: btoa(String.fromCharCode(...weights)) })),
+      sentences: probe.sentences.map(({ weights, ...rest }) => ({ ...rest, weights: base64Of(weights) })),
     }));
     const data = JSON.stringify({ run, sentences, probes }).replaceAll("<", "\\u003c");
     const { sentence, layer } = this.moment;
@@ -364,12 +384,14 @@ class Watch {
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>body{font:16px/1.5 system-ui,sans-serif;margin:1.5rem;background:#fbfbfa;color:#1b1c1d}canvas{display:block;touch-action:none}</style></head>
 <body><h1>Watch ${escaped(run)} learn</h1>
-<p>Ribbons are cross-attention, one colour a head, as wide as the weight. Drag along the loss curve, or press Space.</p>
+<p>${escaped(KINDS[this.kind].lead)} Or press Space.</p>
 <div><canvas tabindex="0" aria-label="Training step: arrow keys, Space plays"></canvas></div>
 <script type="module">
 ${module}
 const story = ${data};
-for (const probe of story.probes) for (const one of probe.sentences) one.weights = Uint8Array.from(atob(one.weights), (sign) => sign.charCodeAt(0));
+const bytesOf = (text) => Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
+for (const probe of story.probes) for (const one of probe.sentences) one.weights = bytesOf(one.weights);
+for (const one of story.sentences) if (one.bytes) one.bytes = bytesOf(one.bytes);
 const moment = { at: story.probes.length - 1, sentence: ${sentence}, layer: ${layer}, hidden: new Set(), token: -1, focus: -1 };
 const theme = { panel: "#ffffff", text: "#1b1c1d", quiet: "#5c6166", edge: "#d5d8db", strong: "#0b5cad", alarm: "#a4161a" };
 playStory(document.querySelector("canvas"), story, moment, theme).play();

@@ -1,0 +1,279 @@
+"""Write the tables of results into the pages, from docs/results/*.json.
+
+    python docs/results.py            # rewrite the pages
+    python docs/results.py --check    # exit with 1 if a page is out of date
+
+A page marks each table with `<!-- results: EXPERIMENT -->` and `<!-- end of results -->`; a table
+of an experiment with several is `EXPERIMENT/TABLE`. docs/results.md lists all experiments and data.
+"""
+
+import argparse
+import json
+import re
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+FOLDER = DOCS / "results"
+END = "<!-- end of results -->"
+MARK = re.compile(rf"<!-- results: ([\w/.-]+) -->\n.*?{END}", flags=re.DOTALL)
+Value = float | str
+
+# The table of the README: what, our row, the row it is compared with (experiment, system, setting,
+# metric), and who is ahead.
+HEADLINES = [
+    (
+        "BLEU of a 2.6M-parameter translator, Multi30k test 2016; published: the same size",
+        ("multi30k-literature", "`ours`", "", "BLEU, test 2016"),
+        ("multi30k-literature", "Wu et al. (2021), Transformer-Tiny", "", "BLEU, test 2016"),
+        "ours",
+    ),
+    (
+        "BLEU after 1,500 steps, raw Multi30k: our Transformer and our ConvS2S of one size",
+        ("multi30k-systems", "Transformer", "", "BLEU"),
+        ("multi30k-systems", "ConvS2S (`convs2s`)", "", "BLEU"),
+        "ConvS2S",
+    ),
+    (
+        "MiniLM fine-tuned on SST-2, accuracy: our loop and `transformers.Trainer`",
+        ("minilm", "SST-2", "accuracy", "ours"),
+        ("minilm", "SST-2", "accuracy", "`transformers`"),
+        "level",
+    ),
+    (
+        "GPT 124M training on an H200, tokens/s; `transformers` compiled, vocabulary padded",
+        ("training-gpu", "GPT 124M, their vocabulary padded", "ours", "real tokens/s"),
+        (
+            "training-gpu",
+            "GPT 124M, their vocabulary padded",
+            "transformers, 50,304 tokens",
+            "real tokens/s",
+        ),
+        "ours",
+    ),
+    (
+        "Beam search on one CPU core: speed of PyTorch relative to CTranslate2, now the default",
+        ("translator-cpu", "beam 5, batches of 32, CTranslate2 in float32", "", "own batches"),
+        None,
+        "CTranslate2",
+    ),
+    (
+        "Scaling law: predicted and measured loss of the run that was not in the fit",
+        ("scaling-gpu", "predicted", "", "loss"),
+        ("scaling-gpu", "measured", "", "loss"),
+        "prediction failed",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One metric of one system: a value for each seed, or one value without a seed (a count).
+
+    `range` is the minimum and maximum over the rounds of a benchmark; the value is their median.
+    """
+
+    system: str
+    metric: str
+    values: list[Value]
+    setting: str = ""
+    seeds: list[int] = field(default_factory=list)
+    range: list[float] = field(default_factory=list)
+    release: str = ""
+    table: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Rows from one list of commands, with everything that is common to them.
+
+    `decimals` has the digits that a metric is printed with; `*` is any other metric.
+    """
+
+    name: str
+    page: str
+    title: str
+    commands: list[str]
+    machine: str
+    versions: str
+    data: list[str]
+    release: str
+    rows: list[Row]
+    head: str = "system"
+    decimals: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def seeds(self) -> list[int]:
+        return list(dict.fromkeys(seed for row in self.rows for seed in row.seeds))
+
+    def tables(self) -> list[str]:
+        return list(dict.fromkeys(row.table for row in self.rows))
+
+    def row(self, system: str, setting: str, metric: str) -> Row:
+        wanted = (system, setting, metric)
+        (row,) = (row for row in self.rows if (row.system, row.setting, row.metric) == wanted)
+        return row
+
+
+@cache
+def experiments() -> dict[str, Experiment]:
+    by_name: dict[str, Experiment] = {}
+    for file in sorted(FOLDER.glob("*.json")):
+        for entry in [] if file.name == "data.json" else json.loads(file.read_text("utf-8")):
+            rows = [Row(**row) for row in entry.pop("rows")]
+            assert entry["name"] not in by_name, f"{file.name}: {entry['name']} is there twice"
+            by_name[entry["name"]] = Experiment(**entry, rows=rows)
+    return by_name
+
+
+@cache
+def data_sets() -> dict[str, Any]:
+    """For each data set: its source, and the SHA-256 of each file."""
+    content: dict[str, Any] = json.loads((FOLDER / "data.json").read_text("utf-8"))
+    return content
+
+
+def show(value: Value, decimals: int | None) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if decimals is None else f"{value:,.{decimals}f}"
+
+
+def cell(row: Row, experiment: Experiment) -> str:
+    """Mean ± standard deviation and the value of each seed; or the one value."""
+    decimals = experiment.decimals.get(row.metric, experiment.decimals.get("*"))
+    values = [show(value, decimals) for value in row.values]
+    several = len(experiment.seeds) > 1
+    if len(values) == 1:
+        extent = "–".join(show(value, decimals) for value in row.range)
+        note = extent or (f"seed {row.seeds[0]}" if row.seeds and several else "")
+        return f"{values[0]} ({note})" if note else values[0]
+    numbers = [float(value) for value in row.values]
+    mean, deviation = statistics.fmean(numbers), statistics.stdev(numbers)
+    names = "" if row.seeds == experiment.seeds else f"seeds {', '.join(map(str, row.seeds))}: "
+    return f"{show(mean, decimals)} ± {show(deviation, decimals)} ({names}{' '.join(values)})"
+
+
+def markdown(head: list[str], rows: Iterator[list[str]]) -> str:
+    lines = ["| " + " | ".join(line) + " |" for line in [head, *rows]]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
+
+
+def table(experiment: Experiment, name: str = "") -> str:
+    """A line for each system and setting, a column for each metric, and the release."""
+    rows = [row for row in experiment.rows if row.table == name]
+    metrics = list(dict.fromkeys(row.metric for row in rows))
+    settings = any(row.setting for row in rows)
+    cells = {(row.system, row.setting, row.release): {} for row in rows}
+    for row in rows:
+        cells[row.system, row.setting, row.release][row.metric] = cell(row, experiment)
+
+    def line(system: str, setting: str, release: str) -> list[str]:
+        shown = cells[system, setting, release]
+        start = [system, setting] if settings else [system]
+        return [*start, *(shown.get(m, "") for m in metrics), release or experiment.release]
+
+    start = [experiment.head, "setting"] if settings else [experiment.head]
+    return markdown([*start, *metrics, "release"], (line(*key) for key in cells))
+
+
+def origin(experiment: Experiment) -> str:
+    """The line below a table: machine, versions, data, seeds."""
+    parts = [experiment.machine, experiment.versions]
+    if experiment.data:
+        names = ", ".join(f"`{name}`" for name in experiment.data)
+        parts.append(f"[data](results.md#data) {names}")
+    if len(experiment.seeds) > 1:
+        seeds = ", ".join(map(str, experiment.seeds))
+        parts.append(f"mean ± standard deviation and each value; seeds {seeds}")
+    elif experiment.seeds:
+        parts.append(f"seed {experiment.seeds[0]} (n = 1)")
+    text = "; ".join(parts)
+    return f"*{text[0].upper()}{text[1:]}.*"
+
+
+def block(key: str) -> str:
+    """The text between the marks of a page."""
+    if key == "overview":
+        head = ["experiment", "seeds", "machine", "versions", "data", "release"]
+        return markdown(head, overview())
+    if key == "data":
+        return markdown(["data", "source", "file", "SHA-256"], data_rows())
+    if key == "headlines":
+        head = ["what", "ours", "compared with", "ahead", "release"]
+        return markdown(head, headlines())
+    name, _, part = key.partition("/")
+    experiment = experiments()[name]
+    shown = table(experiment, part)
+    if part != experiment.tables()[0]:
+        return shown
+    commands = "\n".join(f"    {command}" for command in experiment.commands)
+    return f"{commands}\n\n{shown}\n\n{origin(experiment)}"
+
+
+def headlines() -> Iterator[list[str]]:
+    for what, ours, other, ahead in HEADLINES:
+        cells = []
+        for key in (ours, other):
+            if key:
+                experiment = experiments()[key[0]]
+                cells.append(cell(experiment.row(*key[1:]), experiment))
+        release = experiments()[ours[0]].release
+        yield [what, *(cells if other else [*cells, "1"]), ahead, release]
+
+
+def overview() -> Iterator[list[str]]:
+    for experiment in experiments().values():
+        releases = dict.fromkeys(row.release or experiment.release for row in experiment.rows)
+        yield [
+            f"[{experiment.title}]({experiment.page})",
+            ", ".join(map(str, experiment.seeds)),
+            experiment.machine,
+            experiment.versions,
+            ", ".join(f"`{name}`" for name in experiment.data),
+            ", ".join(releases),
+        ]
+
+
+def data_rows() -> Iterator[list[str]]:
+    for name, entry in data_sets().items():
+        first = [f"`{name}`", entry["source"]]
+        for file, digest in entry["files"].items() or [("", "")]:
+            code = [f"`{text}`" if text else "" for text in (file, digest)]
+            yield [*first, *code]
+            first = ["", ""]
+
+
+def rewritten(text: str) -> str:
+    """A page with the tables between its marks."""
+    return MARK.sub(lambda mark: f"<!-- results: {mark[1]} -->\n\n{block(mark[1])}\n\n{END}", text)
+
+
+def pages() -> list[Path]:
+    every = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
+    return [page for page in every if MARK.search(page.read_text("utf-8"))]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write the tables of results into the pages.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1")
+    check = parser.parse_args().check
+    changed = 0
+    for page in pages():
+        before = page.read_text("utf-8")
+        after = rewritten(before)
+        if after != before:
+            changed += 1
+            print(page.name)
+            if not check:
+                page.write_text(after, "utf-8")
+    return int(check and changed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+// What a model gave for a held-out example at each validation, from the probes of its training.
+
+import { element, labelled, select } from "./dom.js";
+import { kindOf } from "./watchparts.js";
+import { pictureText } from "./watchpictures.js";
+
+const MOST = 12; // rows
+
+/** The name of an example. */
+export function exampleName(example, number) {
+  if (example.label !== undefined) return `${number + 1}: ${example.label}`;
+  const text = example.source.trim();
+  return text.length > 60 ? `${text.slice(0, 57)}…` : text;
+}
+
+/** The output of an example at a probe, in words. @param {import("./watchparts.js").Story} story */
+export function outputAt(story, at, sentence) {
+  if (kindOf(story) === "images") return pictureText(story, { at, sentence });
+  return story.probes[at].sentences[sentence].text || "(nothing)";
+}
+
+const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
+
+/**
+ * The last probe at or before each of these steps, the newest first.
+ * @param {import("./watchparts.js").Story} story @param {number[]} steps @returns {number[]}
+ */
+export function probesAt(story, steps) {
+  const positions = steps.map((step) => story.probes.findLastIndex((probe) => probe.step <= step));
+  return [...new Set(positions.filter((at) => at >= 0))].sort((a, b) => b - a).slice(0, MOST);
+}
+
+export class Samples {
+  constructor() {
+    this.sentence = 0;
+    this.choice = element("div", { class: "choice" });
+    this.rows = element("tbody");
+    this.root = element(
+      "section",
+      { class: "panel samples", "aria-label": "Samples", hidden: true },
+      element("h2", {}, "Output at each validation"),
+      this.choice,
+      element(
+        "div",
+        { class: "scroll" },
+        element("table", {}, element("thead", {}, element("tr", {}, ...["step", "output", "log P(ref)"].map((name) => element("th", { scope: "col" }, name)))), this.rows),
+      ),
+    );
+  }
+
+  /** @param {{name: string, colour: string, source: import("./watchparts.js").Story, validated: number[]}[]} runs the first is the main one */
+  show(runs) {
+    this.runs = runs;
+    const [main] = runs;
+    this.root.hidden = !main.source.probes.length;
+    if (this.root.hidden) return;
+    const { sentences } = main.source;
+    this.sentence = Math.min(this.sentence, sentences.length - 1);
+    const names = sentences.map((example, number) => [String(number), exampleName(example, number)]);
+    this.choice.replaceChildren(labelled("Example", select(names, String(this.sentence), (value) => this.choose(Number(value)))));
+    const example = sentences[this.sentence];
+    const rows = runs.flatMap((run) => {
+      // Another run has its own examples: only the same one can be compared.
+      const sentence = run.source.sentences.findIndex((other) => (other.source ?? other.label) === (example.source ?? example.label));
+      if (sentence < 0) return [];
+      return probesAt(run.source, run.validated).map((at) => this.row(run, at, sentence));
+    });
+    const reference = element("tr", { class: "reference" }, element("th", { scope: "row" }, "reference"), element("td", {}, example.target ?? example.label), element("td"));
+    this.rows.replaceChildren(...rows, reference);
+  }
+
+  choose(sentence) {
+    this.sentence = sentence;
+    this.show(this.runs);
+  }
+
+  row({ name, colour, source }, at, sentence) {
+    const dot = element("span", { class: "dot" });
+    dot.style.background = colour;
+    const { step, sentences } = source.probes[at];
+    return element(
+      "tr",
+      {},
+      element("th", { scope: "row", title: name }, dot, String(step)),
+      element("td", {}, outputAt(source, at, sentence)),
+      element("td", {}, sum(sentences[sentence].reference_log_probs).toFixed(2)),
+    );
+  }
+}

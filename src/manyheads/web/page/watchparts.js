@@ -1,0 +1,253 @@
+// Parts that the views of Watch share: the moment between two probes, words in a row, the output and
+// the loss curve. A saved HTML file contains these modules, so they import only one another.
+
+/** Colours of heads (Okabe and Ito, and two more), distinguishable for colour-blind readers. */
+export const HEAD_COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f00", "#7b4bb7"];
+
+export const FONT = "system-ui, sans-serif";
+
+/**
+ * @typedef {object} Probed an example at one step
+ * @property {string} [text] the greedy output @property {string[]} [tokens] @property {number[]} [log_probs]
+ * @property {number[]} reference_log_probs @property {number[]} shape layers, heads, rows, columns
+ * @property {Uint8Array} weights 255 · attention; for a picture divided by `maxima`
+ * @property {[string, number][]} [probabilities] of the likeliest classes @property {number[][]} [maxima]
+ *
+ * @typedef {object} Example
+ * @property {"language"|"images"} [kind] without one it is a sentence to translate
+ * @property {string} [source] @property {string} [target]
+ * @property {string[]} [source_tokens] @property {string[]} [target_tokens]
+ * @property {string} [label] @property {number[]} [size] height, width, channels @property {Uint8Array} [bytes] pixels
+ *
+ * @typedef {object} Story everything that the view draws
+ * @property {string} run @property {Example[]} sentences
+ * @property {{step: number, alignment_error?: number[][], sentences: Probed[]}[]} probes
+ *
+ * @typedef {object} Moment
+ * @property {number} at position among the probes; fractions lie between two probes
+ * @property {number} sentence @property {number} layer
+ * @property {Set<number>} hidden heads that are not drawn
+ * @property {number} token the reference is shown up to this token; -1: all of it
+ * @property {number} focus a token whose ribbons stand out; -1: none
+ * @property {string} [note] a line under the output
+ */
+
+/** The kind of the examples. @param {Story} story @returns {"translation"|"language"|"images"} */
+export const kindOf = (story) => story.sentences[0]?.kind ?? "translation";
+
+/** The value between two probes. @param {number} a @param {number} b @param {number} share */
+export const between = (a, b, share) => a + (b - a) * share;
+
+/**
+ * Attention of one head at a moment, between the two nearest probes.
+ * @param {Story} story @param {Moment} moment @param {number} head
+ * @returns {(row: number, column: number) => number}
+ */
+export function weightsOf(story, moment, head) {
+  const first = story.probes[Math.floor(moment.at)].sentences[moment.sentence];
+  const next = story.probes[Math.ceil(moment.at)].sentences[moment.sentence];
+  const [, heads, rows, columns] = first.shape;
+  const start = (moment.layer * heads + head) * rows * columns;
+  const share = moment.at - Math.floor(moment.at);
+  return (row, column) => {
+    const cell = start + row * columns + column;
+    return between(first.weights[cell], next.weights[cell], share) / 255;
+  };
+}
+
+/** log P of the reference at a moment. @param {Story} story @param {Moment} moment */
+export function referenceLogProb(story, moment) {
+  const sum = (at) => story.probes[at].sentences[moment.sentence].reference_log_probs.reduce((a, b) => a + b, 0);
+  return between(sum(Math.floor(moment.at)), sum(Math.ceil(moment.at)), moment.at - Math.floor(moment.at));
+}
+
+/** The nearest probe. @param {Story} story @param {Moment} moment */
+export const nearest = (story, moment) => story.probes[Math.round(moment.at)];
+
+/** The step at a moment, between two probes on a logarithmic scale. */
+export function stepAt(story, at) {
+  const [a, b] = [story.probes[Math.floor(at)].step, story.probes[Math.ceil(at)].step];
+  return Math.round(Math.expm1(between(Math.log1p(a), Math.log1p(b), at - Math.floor(at))));
+}
+
+/** How well a head aligns: 1 − alignment error; null without gold alignments. */
+export function alignmentOf(story, at, layer, head) {
+  const [a, b] = [story.probes[Math.floor(at)], story.probes[Math.ceil(at)]];
+  if (!a.alignment_error || !b.alignment_error) return null;
+  return 1 - between(a.alignment_error[layer][head], b.alignment_error[layer][head], at - Math.floor(at));
+}
+
+/** x of each token's centre; the font shrinks until the line fits. */
+export function place(context, tokens, wide, size) {
+  const labels = tokens.map((token) => (/^[<[].+[>\]]$/.test(token) ? "■" : token.trim() || "·"));
+  let [font, gap] = [size + 1, 0];
+  /** @type {number[]} */
+  let widths;
+  do {
+    font -= 1;
+    context.font = `${font}px ${FONT}`;
+    widths = labels.map((label) => context.measureText(label).width);
+    gap = (wide - widths.reduce((a, b) => a + b, 0)) / (labels.length + 1);
+  } while (gap < 4 && font > 7);
+  gap = Math.min(gap, 34);
+  let x = (wide - widths.reduce((a, b) => a + b, 0) - gap * (labels.length - 1)) / 2;
+  const centres = widths.map((width) => {
+    x += width + gap;
+    return x - gap - width / 2;
+  });
+  return { labels, centres, font, widths };
+}
+
+/** x on the curve of a probe: probes are evenly spaced, which is a logarithmic scale of steps. */
+export function curveX(box, story, at) {
+  const last = Math.max(1, story.probes.length - 1);
+  return box.left + 8 + ((box.right - box.left - 16) * at) / last;
+}
+
+/** The moment under a point of the curve. */
+export function momentAt(box, story, x) {
+  const last = Math.max(1, story.probes.length - 1);
+  const at = ((x - box.left - 8) / (box.right - box.left - 16)) * last;
+  return Math.max(0, Math.min(story.probes.length - 1, at));
+}
+
+/** The position among the probes of a step. */
+export function positionOf(story, step) {
+  const steps = story.probes.map((probe) => probe.step);
+  const after = steps.findIndex((other) => other >= step);
+  if (after <= 0) return after < 0 ? steps.length - 1 : 0;
+  const [a, b, x] = [steps[after - 1], steps[after], step].map((n) => Math.log1p(n));
+  return after - 1 + (x - a) / (b - a);
+}
+
+/** Step and a number at the top left, on an empty canvas. @param {string} text */
+export function drawHeader(context, story, moment, theme, box, text) {
+  context.clearRect(0, 0, box.width, box.height);
+  context.fillStyle = theme.panel;
+  context.fillRect(0, 0, box.width, box.height);
+  context.textBaseline = "alphabetic";
+  context.fillStyle = theme.text;
+  context.textAlign = "left";
+  context.font = `600 20px ${FONT}`;
+  context.fillText(`step ${stepAt(story, moment.at)}`, box.left, 28);
+  context.font = `14px ${FONT}`;
+  context.fillStyle = theme.quiet;
+  context.fillText(text, box.left + (box.narrow ? 0 : 130), box.narrow ? 48 : 28);
+}
+
+/** P of the tokens under them, as bars. @param {(at: number) => number} probability */
+export function drawBars(context, centres, y, theme, probability) {
+  const wide = Math.min(22, (centres[1] ?? Infinity) - centres[0] - 3);
+  centres.forEach((centre, at) => {
+    const share = probability(at);
+    if (Number.isNaN(share)) return;
+    context.fillStyle = theme.edge;
+    context.fillRect(centre - wide / 2, y, wide, 4);
+    context.fillStyle = theme.strong;
+    context.fillRect(centre - wide / 2, y, wide * share, 4);
+  });
+}
+
+/** A dot for each head, filled from below by 1 − alignment error. */
+export function drawDots(context, story, moment, theme, box, heads) {
+  const radius = 9;
+  for (let head = 0; head < heads; head++) {
+    const x = box.right - radius - (heads - 1 - head) * 26;
+    const colour = HEAD_COLOURS[head % HEAD_COLOURS.length];
+    const share = alignmentOf(story, moment.at, moment.layer, head);
+    context.globalAlpha = moment.hidden.has(head) ? 0.25 : 1;
+    context.save();
+    context.beginPath();
+    context.arc(x, 22, radius, 0, 2 * Math.PI);
+    context.clip();
+    context.fillStyle = colour;
+    const level = share === null ? 1 : Math.max(0, Math.min(1, share));
+    context.fillRect(x - radius, 22 + radius - 2 * radius * level, 2 * radius, 2 * radius);
+    context.restore();
+    context.strokeStyle = colour;
+    context.lineWidth = 2;
+    context.beginPath();
+    context.arc(x, 22, radius, 0, 2 * Math.PI);
+    context.stroke();
+  }
+  context.globalAlpha = 1;
+}
+
+/** The model's own output: the less probable a token, the paler. */
+export function drawOutput(context, tokens, logProbs, moment, theme, box) {
+  context.textAlign = "left";
+  context.font = `13px ${FONT}`;
+  context.fillStyle = theme.quiet;
+  context.fillText("it writes", box.left, box.write);
+  const size = box.narrow || box.staged ? 14 : 18;
+  context.font = `${size}px ${FONT}`;
+  let [x, y] = [box.left + 70, box.write];
+  if (!tokens.length) context.fillText("(nothing)", x, y);
+  for (const [index, token] of tokens.entries()) {
+    const label = (index ? token : token.trimStart()).replace(/\n/g, "⏎");
+    const width = context.measureText(label).width;
+    if (x + width > box.end) {
+      [x, y] = [box.left + 70, y + size + 5];
+      if (y > box.write + (box.lines - 1) * (size + 6)) break;
+    }
+    context.globalAlpha = 0.45 + 0.55 * Math.exp(logProbs[index]);
+    context.fillStyle = theme.text;
+    context.fillText(label, x, y);
+    x += width;
+  }
+  context.globalAlpha = 1;
+  if (moment.note) {
+    context.font = `13px ${FONT}`;
+    context.fillStyle = theme.alarm;
+    context.fillText(moment.note, box.left, box.axis - 4);
+  }
+}
+
+const EXAMPLES = { translation: "sentences", language: "texts", images: "pictures" };
+
+/** The loss of a probe: −log P per token over all its references. */
+export function lossOf(probe) {
+  const all = probe.sentences.flatMap((sentence) => sentence.reference_log_probs);
+  return -all.reduce((a, b) => a + b, 0) / all.length;
+}
+
+/** The loss over training with a handle; probes are ticks. */
+export function drawCurve(context, story, moment, theme, box) {
+  const values = story.probes.map(lossOf);
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const bottom = box.axis + box.curve;
+  const y = (loss) => bottom - 8 - ((loss - low) / (high - low || 1)) * (box.curve - 18);
+  context.strokeStyle = theme.edge;
+  context.lineWidth = 1;
+  context.beginPath();
+  context.moveTo(box.left, bottom);
+  context.lineTo(box.right, bottom);
+  story.probes.forEach((_, at) => {
+    context.moveTo(curveX(box, story, at), bottom);
+    context.lineTo(curveX(box, story, at), bottom - 5);
+  });
+  context.stroke();
+  context.strokeStyle = theme.strong;
+  context.lineWidth = 2;
+  context.beginPath();
+  values.forEach((loss, at) => context.lineTo(curveX(box, story, at), y(loss)));
+  context.stroke();
+  const x = curveX(box, story, moment.at);
+  context.strokeStyle = theme.text;
+  context.lineWidth = 2;
+  context.beginPath();
+  context.moveTo(x, box.axis);
+  context.lineTo(x, bottom);
+  context.stroke();
+  const now = between(values[Math.floor(moment.at)], values[Math.ceil(moment.at)], moment.at - Math.floor(moment.at));
+  context.fillStyle = theme.strong;
+  context.beginPath();
+  context.arc(x, y(now), 8, 0, 2 * Math.PI);
+  context.fill();
+  context.fillStyle = theme.quiet;
+  context.font = `12px ${FONT}`;
+  context.textAlign = "left";
+  context.fillText(box.narrow ? "held-out loss: drag" : `loss on these held-out ${EXAMPLES[kindOf(story)]}: drag, or press Space`, box.left, bottom + 18);
+  context.textAlign = "right";
+  context.fillText(`loss ${now.toFixed(2)}`, box.right, bottom + 18);
+}

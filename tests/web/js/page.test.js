@@ -1,0 +1,176 @@
+// Unit tests of the page's pure functions: node --test tests/web/js
+
+import assert from "node:assert/strict";
+import test from "node:test";
+
+// The browser's location and history, as far as state.js uses them.
+globalThis.location = new URL("http://127.0.0.1/");
+globalThis.addEventListener = () => {};
+const visited = [];
+globalThis.history = {
+  pushState: (_data, _title, to) => {
+    visited.push(to);
+    globalThis.location = new URL(to, globalThis.location);
+  },
+  replaceState: (_data, _title, to) => (globalThis.location = new URL(to, globalThis.location)),
+};
+
+const page = "../../../src/manyheads/web/page";
+const { logTicks, smooth, ticks } = await import(`${page}/chart.js`);
+const { byteOf, css, LINES, NOTHING, rgb, scaleFor } = await import(`${page}/colour.js`);
+const { shown, spelled, visible } = await import(`${page}/dom.js`);
+const { csv, wrapped } = await import(`${page}/exports.js`);
+const { cellOf, limited } = await import(`${page}/fitting.js`);
+const { diagram, headDiagram, headOf, pathOf, sublayers } = await import(`${page}/flowlayout.js`);
+const { mathml } = await import(`${page}/math.js`);
+const { strongest } = await import(`${page}/lines.js`);
+const { address, change, onChange, pageName, read } = await import(`${page}/state.js`);
+const { compared } = await import(`${page}/tokens.js`);
+
+test("ticks are round numbers inside the range", () => {
+  assert.deepEqual(ticks(0, 10), [0, 2, 4, 6, 8, 10]);
+  assert.deepEqual(ticks(0, 3, 6, 1), [0, 1, 2, 3]); // integers only
+  for (const [low, high] of [[-0.31, 0.72], [1e-7, 9e-7], [120, 98000], [-5, -4.9]]) {
+    const all = ticks(low, high);
+    assert.ok(all.length >= 2 && all.length <= 8, `${low} ${high}: ${all}`);
+    const step = all[1] - all[0];
+    assert.ok(all.every((tick) => tick >= low - 1e-9 * step && tick <= high + 1e-9 * step));
+    const power = step / 10 ** Math.floor(Math.log10(step) + 1e-9);
+    assert.ok([1, 2, 5, 10].some((round) => Math.abs(power - round) < 1e-6), `step ${step}`);
+  }
+  assert.deepEqual(ticks(3, 3), [3]);
+});
+
+test("logarithmic ticks are powers of ten, with halves and fifths where they are few", () => {
+  assert.deepEqual(logTicks(1, 1e6), [1, 10, 100, 1e3, 1e4, 1e5, 1e6]);
+  assert.deepEqual(logTicks(1, 100), [1, 2, 5, 10, 20, 50, 100]);
+  assert.ok(logTicks(3, 4).length > 1); // no power of ten inside
+});
+
+test("smoothing is an exponential moving average", () => {
+  const points = [[1, 4], [2, 0], [3, 8]];
+  assert.deepEqual(smooth(points, 0), points);
+  assert.deepEqual(smooth(points, 0.5), [[1, 4], [2, 2], [3, 5]]);
+  const constant = [[1, 7], [2, 7], [3, 7]];
+  assert.deepEqual(smooth(constant, 0.9).map(([, y]) => Math.round(y * 1e9) / 1e9), [7, 7, 7]);
+});
+
+/** A stack with one layer of attention and feed-forward, as /api/flow describes it. */
+function stack(name, kinds) {
+  const box = (what, stage) => ({ name: `${name}.${what}`, title: what, stage, column: null });
+  const parts = { self: ["norm", "q", "k", "v", "scores", "mask", "masked", "weights", "mix", "output", "sum"], feedforward: ["norm", "hidden", "output", "sum"] };
+  parts.cross = parts.self.filter((what) => what !== "mask" && what !== "masked");
+  const inside = kinds.flatMap((kind) => parts[kind].map((what) => box(`${kind}.${what}`, "layer")));
+  const column = {
+    name,
+    layers: 2,
+    heads: 2,
+    tokens: ["The", " dog", "."],
+    stream: [`${name}.input`, ...kinds.map((kind) => `${name}.${kind}.sum`)],
+    norms: Object.fromEntries([[`${name}.input`, [2]], ...kinds.map((kind) => [`${name}.${kind}.sum`, [3, 4]])]),
+    boxes: [box("tokens", "tokens"), box("embedding", "before"), box("position", "before"), box("input", "before"), ...inside, box("states", "after")],
+  };
+  for (const one of column.boxes) one.column = column;
+  return column;
+}
+
+test("the layout of Flow keeps every box inside, apart from the others, and connected", () => {
+  const columns = [stack("encoder", ["self", "feedforward"]), stack("decoder", ["self", "cross", "feedforward"])];
+  assert.deepEqual(sublayers(columns[1]), ["self", "cross", "feedforward"]);
+  for (const width of [420, 760, 1200]) {
+    for (const zoom of ["model", "layer"]) {
+      const { nodes, edges, buses, height } = diagram(columns, { layer: 0, zoom, width });
+      for (const { x, y, width: wide, height: tall } of nodes) {
+        assert.ok(x >= -0.5 && y >= 0 && x + wide <= width + 0.5 && y + tall <= height, `${zoom} ${width}`);
+      }
+      const tiles = nodes.filter((node) => node.kind === "tile");
+      for (const [at, one] of tiles.entries()) {
+        for (const other of tiles.slice(at + 1)) {
+          const apart = one.x + one.width <= other.x + 0.5 || other.x + other.width <= one.x + 0.5 || one.y + one.height <= other.y + 0.5 || other.y + other.height <= one.y + 0.5;
+          assert.ok(apart, `${one.box.name} covers ${other.box.name} at ${width}`);
+        }
+      }
+      assert.ok(edges.some((edge) => edge.kind === "encoder"), "the encoder output reaches cross-attention");
+      // The bus is as wide as the norm.
+      const [thin, thick] = [2, 4].map((norm) => buses.find((bus) => bus.norm === norm).width);
+      assert.ok(Math.abs(thick / thin - 2) < 1e-9);
+    }
+  }
+  const head = headDiagram(columns[0], "self", { layer: 0, width: 900, rows: 3 });
+  assert.ok(head.nodes.some((node) => node.box.name === "encoder.self.scores"));
+});
+
+test("paths go through their points, and arrow heads end there", () => {
+  assert.equal(pathOf([[0, 0], [10, 0]]), "M0 0L10 0");
+  assert.match(pathOf([[0, 0], [20, 0], [20, 20]]), /^M0 0L14 0Q20 0 20 6L20 20$/);
+  assert.match(headOf([[0, 0], [10, 0]]), /^M10 0L/);
+});
+
+test("colours: ends, middle, values outside, −∞", () => {
+  assert.equal(byteOf(0), 0);
+  assert.equal(byteOf(1), 255);
+  assert.equal(byteOf(2), 255);
+  assert.equal(byteOf(-1), 0);
+  assert.equal(byteOf(-Infinity), NOTHING);
+  assert.equal(byteOf(0, -3, 3), 128);
+  assert.equal(byteOf(5, 1, 1), 0); // an empty range
+  assert.equal(css(0, "ink"), "rgb(255,255,255)");
+  assert.equal(scaleFor(-2, 2), "signed");
+  assert.equal(scaleFor(0, 1), "ink");
+  const light = ([r, g, b]) => 0.299 * r + 0.587 * g + 0.114 * b;
+  for (let byte = 1; byte < 256; byte++) {
+    assert.ok(light(rgb(byte, "ink")) <= light(rgb(byte - 1, "ink")), "ink gets darker");
+    assert.ok(light(rgb(byte, "viridis")) >= light(rgb(byte - 1, "viridis")) - 1, "viridis gets lighter");
+  }
+  assert.equal(new Set(LINES).size, LINES.length);
+});
+
+test("the state is in the URL", () => {
+  assert.equal(pageName(), "runs");
+  assert.equal(address("runs", {}), "/");
+  assert.equal(address("flow", { run: "a/b", text: "", head: "" }), "/flow?run=a%2Fb&text=");
+  let told = 0;
+  onChange(() => told++);
+  globalThis.location = new URL("http://127.0.0.1/attention?run=demo&head=1");
+  change({ head: "2", cell: "1,2" });
+  assert.deepEqual(read(), { run: "demo", head: "2", cell: "1,2" });
+  assert.equal(pageName(), "attention");
+  change({ head: "" }, { replace: true, quiet: true });
+  assert.deepEqual(read(), { run: "demo", cell: "1,2" });
+  assert.equal(told, 1); // the second was quiet
+  assert.deepEqual(visited, ["/attention?run=demo&head=2&cell=1%2C2"]); // and replaced that entry
+  change({ cell: "1,2" });
+  assert.equal(visited.length, 1); // the same state is no new entry
+});
+
+test("numbers of the state stay within their bounds", () => {
+  assert.equal(limited("7", 4), 3);
+  assert.equal(limited("-2", 4), 0);
+  assert.equal(limited("x", 4, 2), 2);
+  assert.deepEqual(cellOf("2,3"), [2, 3]);
+  assert.deepEqual(cellOf("2,x", [1, 1]), [1, 1]);
+});
+
+test("numbers, subwords and files", () => {
+  assert.equal(shown(0.0773812), "0.07738");
+  assert.equal(shown(2.0561e-8), "2.056e-8");
+  assert.equal(shown(null), "–");
+  assert.equal(visible(" dog"), "·dog");
+  assert.equal(visible(""), "∅");
+  assert.equal(spelled("a\u0001\tb"), "a\\x01\tb");
+  assert.equal(csv({ columns: ["a", 'b"'], rows: [[1, "x,y"]] }), 'a,"b"""\r\n1,"x,y"\r\n');
+  assert.deepEqual(wrapped("one two three", 8), ["one two", "three"]);
+  assert.deepEqual(strongest([0.1, 0.7, 0.2, 0.5, 0.4, 0.1], 0, 3, 2), [[1, 0.7], [2, 0.2]]);
+  assert.deepEqual(compared(["a", "b"], ["a", "c", "b"]), [["a", true], ["c", false], ["b", true]]);
+});
+
+test("formulas become MathML", () => {
+  const plain = (text) => mathml(text).replace(/<mspace[^>]*><\/mspace>/g, "");
+  const [q, k] = ["<msub><mi>q</mi><mrow><mi>i</mi></mrow></msub>", "<msub><mi>k</mi><mrow><mi>j</mi></mrow></msub>"];
+  assert.equal(plain("q_i · k_j / √c + b"), `<math displaystyle="true"><mfrac><mrow>${q}<mo>·</mo>${k}</mrow><mrow><msqrt><mi>c</mi></msqrt></mrow></mfrac><mo>+</mo><mi>b</mi></math>`);
+  assert.equal(plain("Q Kᵀ"), "<math displaystyle=\"true\"><mi>Q</mi><msup><mi>K</mi><mo>⊤</mo></msup></math>");
+  assert.equal(plain("10^(−2i/c)"), "<math displaystyle=\"true\"><msup><mn>10</mn><mrow><mo>−</mo><mn>2</mn><mi>i</mi><mo>/</mo><mi>c</mi></mrow></msup></math>");
+  assert.match(plain("exp(e_i) / Σ_k exp(e_k)"), /<mfrac><mrow><mi>exp.*<\/mrow><mrow><msub><mi>Σ.*<mi>exp<\/mi><mrow><mo>\(.*<\/mfrac><\/math>$/);
+  assert.match(mathml("a < b"), /<mo>&#60;<\/mo>/); // never markup
+  assert.doesNotThrow(() => mathml("x (")); // an open bracket ends with the line
+});

@@ -1,0 +1,49 @@
+"""The Quiz page: every question of the lectures, with answers computed when they are requested."""
+
+import re
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from manyheads.lab import quiz
+from manyheads.web.app import build_app
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+shared = pytest.importorskip("tests.web.test_page", reason="needs chromium")
+
+address, browser, folder, page = shared.address, shared.browser, shared.folder, shared.page
+expect, settled, visit = shared.expect, shared.settled, shared.visit
+
+
+def test_questions_come_without_answers(tmp_path: Any) -> None:
+    client = TestClient(build_app(tmp_path), base_url="http://127.0.0.1")
+    asked = client.get("/api/quizzes").json()["quizzes"]
+    assert [one["name"] for one in asked] == [one.name for one in quiz.QUIZZES]
+    assert not any({"answer", "findings", "printed"} & set(one) for one in asked)
+    assert client.post("/api/quiz", json={"name": "none"}).status_code == 400
+
+
+def test_an_answer_is_computed_and_judged(page: Any) -> None:
+    visit(page, "/quiz")
+    cards = page.locator(".quiz")
+    assert cards.count() == len(quiz.QUIZZES)
+    assert page.locator(".finding").count() == 0
+    card = cards.filter(has_text="Thinking")
+    card.get_by_role("button", name="(a)").click()
+    expected = quiz.as_dict(quiz.find("thinking"))
+    findings = card.locator(".finding")
+    expect(findings).to_have_count(len(expected["findings"]))
+    for number, finding in enumerate(expected["findings"]):
+        expect(findings.nth(number)).to_contain_text(finding["text"])
+    expect(card.locator("li.right")).to_contain_text(f"({expected['answer']})")
+    expect(page.get_by_role("status")).to_have_text("0 of 1 right.")
+    card.get_by_role("button", name=f"({expected['answer']})").click()
+    expect(page.get_by_role("status")).to_have_text("1 of 1 right.")
+    page.go_back()
+    expect(page.get_by_role("status")).to_have_text("0 of 1 right.")
+    # An open question shows its numbers.
+    scaled = cards.filter(has_text=re.compile("Why scaled"))
+    scaled.get_by_role("button", name="Compute the answer").click()
+    expect(scaled.locator(".finding").first).to_contain_text("standard deviation")
+    assert "answers=thinking.a+why-scaled" in page.url
