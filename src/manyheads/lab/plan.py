@@ -94,7 +94,7 @@ class Setup:
             raise UserError(f"--parallel {self.layout} must be ddp, fsdp or hsdp")
         if self.devices % self.shards:
             raise UserError(
-                f"--devices {self.devices} must be a multiple of {self.shards} shards: change --shard"
+                f"--devices {self.devices} must be a multiple of --shard {self.shards}: change one"
             )
 
     @property

@@ -43,7 +43,7 @@ def write_tensors(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:
     """One safetensors file, complete or not at all; its header holds `about` and checksums."""
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    facts = {"format": FORMAT, "checksum": f"{checksum(plain):08x}", "about": about}
+    facts = {"format": FORMAT, "checksum": checksum(plain), "about": about}
     facts["told"] = _header_checksum(plain, about)
     header = {HEADER: json.dumps(facts)}  # one key: several would be written in any order
 
@@ -56,12 +56,17 @@ def write_tensors(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:
     replace_file(path, write)
 
 
-def checksum(tensors: Tensors, total: int = 0) -> int:
+def checksum(tensors: Tensors) -> str:
     """CRC-32 over names and bytes, to detect damaged files."""
+    total = 0
     for name in sorted(tensors):
-        raw: Any = tensors[name].flatten().view(torch.uint8).numpy()
-        total = zlib.crc32(raw, zlib.crc32(name.encode(), total))
-    return total
+        total = _add_checksum(total, name, tensors[name])
+    return f"{total:08x}"
+
+
+def _add_checksum(total: int, name: str, tensor: Tensor) -> int:
+    raw: Any = tensor.flatten().view(torch.uint8).numpy()
+    return zlib.crc32(raw, zlib.crc32(name.encode(), total))
 
 
 def _header_checksum(tensors: Tensors, about: dict[str, Any]) -> str:
@@ -90,7 +95,7 @@ def scan_tensors(path: Path, use: Callable[[str, Tensor], None]) -> dict[str, An
             total, kinds = 0, {}
             for name in sorted(file.keys()):
                 tensor = file.get_tensor(name)
-                total = checksum({name: tensor}, total)
+                total = _add_checksum(total, name, tensor)
                 kinds[name] = tensor.to("meta")
                 use(name, tensor)
     except (SafetensorError, OSError, ValueError) as error:
