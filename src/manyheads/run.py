@@ -432,9 +432,9 @@ def make_trainer(
         saved_model=saved,
         world=world,
         probe=run.spec.probe(task, model, folder) if run.train.probes and can_probe else None,
-        shards=shards,
         settings=dump(run),
         callback=callback,
+        shards=shards,
     )
 
 

@@ -58,15 +58,15 @@ def write_tensors(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:
 
 def checksum(tensors: Tensors) -> str:
     """CRC-32 over names and bytes, to detect damaged files."""
-    total = 0
+    return f"{_crc32(tensors):08x}"
+
+
+def _crc32(tensors: Tensors, total: int = 0) -> int:
+    """The checksum as a number, continued from `total`."""
     for name in sorted(tensors):
-        total = _add_checksum(total, name, tensors[name])
-    return f"{total:08x}"
-
-
-def _add_checksum(total: int, name: str, tensor: Tensor) -> int:
-    raw: Any = tensor.flatten().view(torch.uint8).numpy()
-    return zlib.crc32(raw, zlib.crc32(name.encode(), total))
+        raw: Any = tensors[name].flatten().view(torch.uint8).numpy()
+        total = zlib.crc32(raw, zlib.crc32(name.encode(), total))
+    return total
 
 
 def _header_checksum(tensors: Tensors, about: dict[str, Any]) -> str:
@@ -95,7 +95,7 @@ def scan_tensors(path: Path, use: Callable[[str, Tensor], None]) -> dict[str, An
             total, kinds = 0, {}
             for name in sorted(file.keys()):
                 tensor = file.get_tensor(name)
-                total = _add_checksum(total, name, tensor)
+                total = _crc32({name: tensor}, total)
                 kinds[name] = tensor.to("meta")
                 use(name, tensor)
     except (SafetensorError, OSError, ValueError) as error:

@@ -131,10 +131,10 @@ class Trainer:
     """Trains a model on a task into a run folder, from where the folder left off.
 
     `saved_model` is the part of the model to use afterwards, if training needs more than that;
-    `metadata` goes into the header of its file; `probe` records the model at `probe.steps`;
-    `shards` are the parameters of a model that was built for FSDP.
+    `metadata` goes into the header of its file; `probe` records the model at `probe.steps`.
     `callback(step, split, scores)` gets each line of metrics.jsonl, as the library of
-    `train.log_to` does, which also gets the `settings` of the run.
+    `train.log_to` does, which also gets the `settings` of the run. `shards` are the parameters of a
+    model that was built for FSDP.
     """
 
     def __init__(
@@ -150,9 +150,9 @@ class Trainer:
         saved_model: nn.Module | None = None,
         world: World = ONE_PROCESS,
         probe: Probe | None = None,
-        shards: "ShardedBuild | None" = None,
         settings: dict[str, Any] | None = None,
         callback: Callback | None = None,
+        shards: "ShardedBuild | None" = None,
     ) -> None:
         check_installed(train.log_to)
         self.model, self.task, self.train = model, task, train
