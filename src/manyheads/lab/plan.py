@@ -28,9 +28,9 @@ from manyheads.recipes import read_recipe, recipes
 from manyheads.summary import BACKWARD, ModelSummary, human, human_bytes, summarize
 from manyheads.view.figures import growth
 
-OVERLAP = 0.9  # of the compute time in which communication is hidden
-LINK = 0.8  # of a link's bandwidth, in large collectives
-RESERVE = 0.06  # of a device's memory: CUDA's context, fragments of the allocator
+OVERLAP = 0.9  # communication is hidden behind this part of the compute time
+LINK = 0.8  # large collectives reach this part of a bandwidth
+RESERVE = 0.06  # CUDA context and fragments take this part of the memory
 PASSES = 4  # a saved activation is written, read twice, and has a gradient
 UPDATE_BYTES = 28  # per parameter: AdamW reads four float32 values and writes three
 STATE_BYTES = 12  # per parameter, of a checkpoint: the weight and two moments
@@ -94,7 +94,7 @@ class Setup:
             raise UserError(f"--parallel {self.layout} must be ddp, fsdp or hsdp")
         if self.devices % self.shards:
             raise UserError(
-                f"--devices {self.devices} is no multiple of {self.shards} shards: change --shard"
+                f"--devices {self.devices} must be a multiple of --shard {self.shards}: change one"
             )
 
     @property
@@ -264,7 +264,7 @@ def _layers(config: Any) -> int:
 def _memory(config: Any, summary: ModelSummary, setup: Setup) -> tuple[dict[str, int], int]:
     """Bytes by part, whatever the micro-batch; and of the activations of one sequence."""
     parameters, layers = summary.parameters, _layers(config)
-    own = -(-parameters // setup.shards)
+    local = -(-parameters // setup.shards)
     block = summary.block_parameters // layers
     root = parameters - summary.block_parameters  # embeddings and head
     if setup.shards > 1:
@@ -282,10 +282,10 @@ def _memory(config: Any, summary: ModelSummary, setup: Setup) -> tuple[dict[str,
     residual = config.dim * sum(summary.tokens.values())
     # Half precision, but for the inputs of norms, two of each block.
     saved = 2 * (values - logits) + 2 * layers * residual * (setup.residual_bytes - 2)
-    kept = setup.checkpointed * layers * residual * setup.residual_bytes
+    inputs = setup.checkpointed * layers * residual * setup.residual_bytes
     running = saved // layers if setup.checkpointed else 0  # a block that is computed again
-    activations = (1 - setup.checkpointed) * saved + kept + running + setup.logit_bytes * logits
-    fixed = {"weights": 4 * own, "gradients": 4 * own, "moments": 8 * own, "buffers": buffers}
+    activations = (1 - setup.checkpointed) * saved + inputs + running + setup.logit_bytes * logits
+    fixed = {"weights": 4 * local, "gradients": 4 * local, "moments": 8 * local, "buffers": buffers}
     return fixed, int(activations)
 
 

@@ -264,7 +264,7 @@ class Distributed(ForwardBackward):
             yield self.world.is_main
             return
         objective: Any = self.objective
-        objective.unshard()  # what is in no block: its own forward is not called
+        objective.unshard()  # embeddings and head: the forward of the objective is not called
         yield True
         objective.reshard()
 
