@@ -299,10 +299,10 @@ class Trainer:
                 part.close()
 
     def _should_compile(self) -> bool:
-        """If requested, or if a run on a GPU is long enough to gain by it."""
+        """If requested, or if a run of one process on a GPU is long enough to gain by it."""
         if self.train.deterministic:
             return False  # compiled kernels depend on the order in which shapes arrive
-        if self.train.compile != "auto" or self.device.type != "cuda":
+        if self.train.compile != "auto" or self.device.type != "cuda" or self.world.is_distributed:
             return self.train.compile == "yes"
         tokens = sum(map(self.task.tokens, self.task.batches(self.progress.step)))
         weights = sum(weight.numel() for weight in self.model.parameters())
