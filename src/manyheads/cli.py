@@ -28,14 +28,14 @@ from manyheads.commands.serve import serve, view
 from manyheads.commands.shared import say, write
 from manyheads.commands.tables import tables
 from manyheads.commands.training import compare, demo, distill, train
-from manyheads.commands.translate import translate
+from manyheads.commands.translate import summarize, translate
 from manyheads.errors import DataError, UserError
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Train": {"demo": demo, "train": train, "distill": distill, "compare": compare},
     "Use": {
         "translate": translate,
-        "summarize": translate,
+        "summarize": summarize,
         "generate": generate,
         "compose": compose,
         "classify": classify,

@@ -74,7 +74,7 @@ class Setup:
     device_kind: str = "h100"
     devices: int = 1
     per_node: int = 8
-    layout: Layout = "fsdp"
+    layout: str = "fsdp"
     shard: int | None = None
     length: int | None = None
     micro_batch: int = 1
@@ -323,7 +323,7 @@ def _communication(summary: ModelSummary, setup: Setup) -> tuple[dict[str, int],
     sent: dict[str, int] = {}
     seconds = 0.0
 
-    def add(name: str, size: float, members: int, spread: int) -> None:
+    def add(name: str, size: int | float, members: int, spread: int) -> None:
         nonlocal seconds
         if members > 1:
             sent[name] = int(size * (members - 1) / members)

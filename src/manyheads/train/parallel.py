@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -161,7 +161,7 @@ class ShardedBuild(TorchDispatchMode):
         self.rank = world.rank % self.size
         self.shards: dict[int, tuple[nn.Parameter, int, Tensor]] = {}  # by storage: first, values
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "ShardedBuild":
         register, to_meta = nn.Module.register_parameter, self._to_meta
         self.patch = patch.object(
             nn.Module,
