@@ -79,6 +79,8 @@ def small(name: str) -> Any:
     config = read_recipe(name).model if name in recipes() else MODELS[name]
     names = {field.name for field in dataclasses.fields(config)}
     settings = [one for one in SMALL if one.partition("=")[0] in names]
+    if isinstance(config, RnnConfig):  # it has another kind of attention
+        settings.remove("attention=dense")
     if name in recipes():
         return read_recipe(name, [f"model.{setting}" for setting in settings])
     return override_all(config, settings)

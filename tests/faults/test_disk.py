@@ -74,7 +74,7 @@ def test_no_space_left_for_the_first_checkpoint(
     mistake(result, "could not be saved", "nothing was written")
 
 
-@pytest.mark.parametrize(("name", "most"), [("tokenizer.json", 2000), ("run.toml", 500)])
+@pytest.mark.parametrize(("name", "most"), [("tokenizer.json", 2000), ("run.toml", 1000)])
 def test_no_space_left_to_begin(
     name: str, most: int, recipe: Path, good: Path, tmp_path: Path
 ) -> None:

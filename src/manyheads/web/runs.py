@@ -79,7 +79,7 @@ def _summary(name: str, folder: Path, *stamps: tuple[int, int]) -> dict[str, Any
         "kind": run.model.kind,
         "task": run.task,
         "languages": [code for code in language_pair(run.data) if code],
-        "command": command(folder),
+        "command": command(name, folder),
         "losses": losses(records),
         "probed": any(size for _, size in stamps[3:]),
         "kept": kept_steps(folder),
@@ -107,9 +107,10 @@ def kept_steps(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in files if path.stem.isdecimal())
 
 
-def command(folder: Path) -> str:
-    """The command that repeats the training of a run."""
-    return shlex.join(["manyheads", "train", str(folder / SETTINGS), "--out", "NEW"])
+def command(name: str, folder: Path) -> str:
+    """The command that repeats a training; an absolute path stays on the server."""
+    path = Path(name) if folder.is_absolute() else folder
+    return shlex.join(["manyheads", "train", str(path / SETTINGS), "--out", "NEW"])
 
 
 def _scores(folder: Path) -> dict[str, float]:
