@@ -10,7 +10,7 @@ import { request } from "../recording.js";
 import { chosenRun, lead, runChoice, usableRuns } from "../runs.js";
 import { exampleName, outputAt } from "../samples.js";
 import { change } from "../state.js";
-import { alignmentOf, HEAD_COLOURS, kindOf, momentAt, nearest, positionOf, stepAt } from "../watchparts.js";
+import { alignmentOf, HEAD_COLOURS, kindOf, mostReordered, momentAt, nearest, positionOf, stepAt } from "../watchparts.js";
 import { pictureAt } from "../watchpictures.js";
 import { drawWatch, layout } from "../watchview.js";
 
@@ -92,7 +92,7 @@ class Watch {
     const step = state.step === undefined ? Infinity : Number(state.step);
     this.moment = {
       at: positionOf(source, Number.isFinite(step) ? step : Infinity),
-      sentence: bounded(state.sentence, source.sentences.length - 1),
+      sentence: bounded(state.sentence, source.sentences.length - 1, mostReordered(source)),
       layer: bounded(state.layer, layers - 1, this.bestLayer(layers)),
       hidden: new Set((state.hide ?? "").split(".").filter(Boolean).map(Number)),
       token: -1,
@@ -188,6 +188,7 @@ class Watch {
     const fine = (devicePixelRatio || 1) * (canvas.getBoundingClientRect().width / canvas.offsetWidth || 1);
     canvas.width = this.box.width * fine;
     canvas.height = this.box.height * fine;
+    canvas.style.width = `${this.box.width}px`;
     canvas.style.height = `${this.box.height}px`;
     const context = canvas.getContext("2d");
     context.setTransform(fine, 0, 0, fine, 0, 0);
@@ -220,7 +221,7 @@ class Watch {
       return;
     }
     this.heads.replaceChildren(
-      element("span", { class: "note" }, source.probes[0].alignment_error ? "Alignment error of each head" : "Heads"),
+      element("span", { class: "note" }, source.probes[0].alignment_error ? "Alignment error of each head (a full circle: none)" : "Heads"),
       ...labels.map((label, head) => {
         const sample = element("span", { class: "sample" });
         sample.style.background = HEAD_COLOURS[head % HEAD_COLOURS.length];
