@@ -72,3 +72,16 @@ export function cellOf(text, otherwise = [0, 0]) {
   const cell = (text ?? "").split(",").map(Number);
   return cell.length === 2 && cell.every((one) => Number.isInteger(one) && one >= 0) ? cell : otherwise;
 }
+
+/**
+ * The cell of an alignment to begin with: of the weights above ½ (or of the greatest, if there are none) the one
+ * farthest from the diagonal, where word orders differ. @param {ArrayLike<number>} values row after row @param {number} columns
+ */
+export function reordered(values, columns) {
+  const all = Array.from(values);
+  const least = Math.min(0.5, all.reduce((most, one) => Math.max(most, one), 0));
+  const rows = all.length / columns;
+  const distances = all.map((value, cell) => (value < least ? -1 : Math.abs(Math.floor(cell / columns) / rows - (cell % columns) / columns)));
+  const cell = distances.indexOf(distances.reduce((most, one) => Math.max(most, one), -1));
+  return [Math.floor(cell / columns), cell % columns];
+}

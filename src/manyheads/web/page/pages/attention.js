@@ -4,7 +4,7 @@ import { post, tensor } from "../api.js";
 import { compareChoice, Comparison } from "../compare.js";
 import { element, labelled, select, shown, tabs } from "../dom.js";
 import { describe } from "../exports.js";
-import { cellOf, limited } from "../fitting.js";
+import { cellOf, limited, reordered } from "../fitting.js";
 import { TextAndTarget } from "../form.js";
 import { HeadGrid } from "../headgrid.js";
 import { HeatMap } from "../heatmap.js";
@@ -230,19 +230,10 @@ async function drawView(view, { state, trace, map, layer, head, isOff }, signal)
     shownPart = screen.queryKey;
   } else {
     const { values } = await of("weights", { layer, head });
-    screen.map.show({ ...matrix, values, high: high(values) }, state.cell || map.name !== "decoder.cross" ? at : farthest(values, map));
+    screen.map.show({ ...matrix, values, high: high(values) }, state.cell || map.name !== "decoder.cross" ? at : reordered(values, map.columns.length));
     shownPart = screen.map;
   }
   if (screen.near.firstChild !== shownPart.root) screen.near.replaceChildren(shownPart.root);
-}
-
-/** The cell to begin with: of the weights above ½ (or all, if there are none), the one farthest from the diagonal, where word orders differ. */
-function farthest(values, { rows, columns }) {
-  const least = Math.min(0.5, values.reduce((most, one) => Math.max(most, one), 0));
-  const distance = (cell) => (values[cell] < least ? -1 : Math.abs(Math.floor(cell / columns.length) / rows.length - (cell % columns.length) / columns.length));
-  let best = 0;
-  for (let cell = 1; cell < values.length; cell++) if (distance(cell) > distance(best)) best = cell;
-  return [Math.floor(best / columns.length), best % columns.length];
 }
 
 /** The keys of a head; in grouped-query attention those of its group. */

@@ -21,7 +21,7 @@ const MODULES = ["watchparts.js", "watchlanguage.js", "watchpictures.js", "watch
 /** The words of the page for each kind of example; `attention` names the heads that can be removed. */
 const KINDS = {
   translation: {
-    lead: "One sentence while the model learns. Ribbons are cross-attention, one colour a head, as wide as the weight. Drag along the loss curve.",
+    lead: "A held-out sentence while the model learns. Ribbons are cross-attention, one colour a head, as wide as the weight.",
     example: "Sentence",
     written: "Translation written so far",
     attention: "decoder.cross",
@@ -111,7 +111,7 @@ class Watch {
       onpointermove: (event) => this.point(event),
       onpointerleave: () => this.look(-1),
     });
-    this.status = element("output", { class: "readout", "aria-live": "polite" });
+    this.status = element("output", { class: "readout unseen", "aria-live": "polite" }); // the picture shows it, too
     this.heads = element("div", { class: "heads-legend", role: "group", "aria-label": "Heads of this layer" });
     this.writing = element("input", { type: "range", min: "0", oninput: () => this.write(Number(this.writing.value)) });
     this.playing = element("button", { type: "button", onclick: () => this.play() }, "Play");
