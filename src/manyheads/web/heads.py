@@ -130,8 +130,7 @@ def statistics(weights: LayerMaps, kind: Kind) -> dict[str, list[list[float]]]:
 
     entropy: mean over queries of −Σ_s a_ts log₂ a_ts, in bits; first: mean of a_t0. If queries
     and keys are the same tokens also distance: mean of Σ_s a_ts |t − s|, and previous: mean of
-    a_t,t−1 over t ≥ 1. For cross-attention coverage: mean over source tokens s of max_t a_ts, near 1
-    if every source token is the main input of some target token.
+    a_t,t−1 over t ≥ 1. For cross-attention coverage: mean over source tokens s of max_t a_ts.
     """
     # Layer by layer, to limit memory: intermediate tensors are as large as the maps.
     bits = torch.stack([torch.special.entr(layer).sum(-1).mean(-1) for layer in weights])

@@ -74,8 +74,8 @@ export function cellOf(text, otherwise = [0, 0]) {
 }
 
 /**
- * The cell of an alignment to begin with: of the weights above ½ (or of the greatest, if there are none) the one
- * farthest from the diagonal, where word orders differ. @param {ArrayLike<number>} values row after row @param {number} columns
+ * The first cell of an alignment to show: the weight above ½ that is farthest from the diagonal, where word orders
+ * differ. If no weight is above ½, the greatest one. @param {ArrayLike<number>} values row after row @param {number} columns
  */
 export function reordered(values, columns) {
   const all = Array.from(values);

@@ -77,7 +77,7 @@ export function alignmentOf(story, at, layer, head) {
   return 1 - between(a.alignment_error[layer][head], b.alignment_error[layer][head], at - Math.floor(at));
 }
 
-/** The sentence to begin with: of those whose translation is the reference at the end, the one whose ribbons cross most. @param {Story} story */
+/** The first sentence to show: its ribbons cross most, and the last probe translates it as the reference. @param {Story} story */
 export function mostReordered(story) {
   if (kindOf(story) !== "translation") return 0;
   const crossings = story.probes.at(-1).sentences.map(({ tokens, weights, shape: [layers, heads, rows, columns] }, at) => {

@@ -78,7 +78,7 @@ function chosen({ maps }, state) {
   return { map, layer: limited(state.layer, map.layers, layer), head: limited(state.head, map.heads, head) };
 }
 
-/** The head to begin with: of cross-attention the one that covers the source best, which aligns words. @param {import("../headgrid.js").AttentionMap} map */
+/** The first head to show. In cross-attention it is the head that covers the source best: it aligns words. @param {import("../headgrid.js").AttentionMap} map */
 function firstHead({ name, heads, statistics }) {
   if (name !== "decoder.cross" || !statistics.coverage) return [0, 0];
   const all = statistics.coverage.flat();
@@ -252,7 +252,7 @@ function goTo(row, head, how) {
   change({ map: map.name, layer: String(layer), head: String(Math.min(head, map.heads - 1)), cell: "" }, how);
 }
 
-/** The state in the URL, over that which a step of the tour sets. */
+/** The state of the URL, merged over the state of a step of the tour. */
 const current = () => ({ ...screen.given, ...read() });
 
 /** The next head, in stage mode. */

@@ -138,7 +138,7 @@ function chosen({ boxes, layers, heads }, state) {
   return { box, zoom, layer: limited(state.layer, layers), head: limited(state.head, heads) };
 }
 
-/** Steps from the state in the URL, over that which a step of the tour sets: a key may be pressed again before the page is redrawn. */
+/** Steps from the state of the URL, merged over that of a step of the tour: a key may be pressed again before the page is redrawn. */
 function shortcuts(event) {
   if (!screen.now) return;
   const { boxes, layers, heads } = screen.now;
