@@ -27,13 +27,13 @@ const KINDS = {
     attention: "decoder.cross",
   },
   language: {
-    lead: "A held-out text while the model learns. Arcs are self-attention, one colour a head; bars are P of each token. Drag along the loss curve.",
+    lead: "A held-out text while the model learns. Arcs are self-attention, one colour a head; bars are P of each token.",
     example: "Text",
     written: "Text read so far",
     attention: "decoder.self",
   },
   images: {
-    lead: "Held-out pictures while the model learns to name them. Each head colours the patches that it attends to. Drag along the loss curve.",
+    lead: "Held-out pictures while the model learns to name them. Each head colours the patches that it attends to.",
     example: "Picture",
   },
 };
