@@ -549,6 +549,9 @@ def test_as_many_lines_out_as_in(run: Path, tmp_path: Path) -> None:
     file = tmp_path / "in=1.txt"
     file.write_bytes(TEXT.encode())
     assert result("translate", run, file) == printed
+    packed = tmp_path / "in.txt.gz"
+    packed.write_bytes(gzip.compress(TEXT.encode()))
+    assert result("translate", run, packed) == printed
     assert "use manyheads translate" in mistake("summarize", run, file)
 
 

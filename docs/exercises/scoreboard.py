@@ -20,14 +20,19 @@ def load(path: Path) -> ModuleType:
 def arguments() -> dict[str, tuple[object, ...]]:
     """Random arguments for each part."""
     torch.manual_seed(1)
-    r = torch.randn
+    r, lengths = torch.randn, torch.arange(5) + torch.tensor([[0], [2]])
     return {
         "causal_mask": (5,),
         "scaled_dot_product_attention": (r(2, 3, 5, 4), r(2, 3, 5, 4), r(2, 3, 5, 4)),
         "multi_head": (r(2, 5, 12), r(12, 36), 3),
+        "cross_attention": (r(2, 3, 4, 6), r(2, 3, 5, 6), r(2, 3, 5, 6), lengths < 4),
+        "token_embedding": (torch.arange(10).view(2, 5), r(10, 12)),
         "sinusoidal_positions": (7, 12),
+        "rotary_positions": (r(2, 3, 5, 4),),
         "layer_norm": (r(2, 5, 12) * 3 + 1, 1e-5),
         "feed_forward": (r(2, 5, 12), r(24, 12), r(24), r(12, 24), r(12)),
+        "residual": (r(2, 5, 12) * 3 + 1, torch.tanh),
+        "learning_rate": (torch.tensor([1, 3000, 4000, 9000]), 512, 4000),
         "label_smoothing": (r(6, 9), torch.arange(6), 0.1),
     }
 

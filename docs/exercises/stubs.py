@@ -4,6 +4,8 @@ Letters: b batch, t query positions, s key positions, h heads, c channels per he
 f feed-forward width, n rows, v vocabulary.
 """
 
+from collections.abc import Callable
+
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -27,8 +29,30 @@ def multi_head(
     raise NotImplementedError
 
 
+def cross_attention(
+    q: Float[Tensor, "b h t c"],
+    k: Float[Tensor, "b h s c"],
+    v: Float[Tensor, "b h s c"],
+    real: Bool[Tensor, "b s"],
+) -> Float[Tensor, "b h t c"]:
+    """softmax(QKᵀ/√c) V over the keys that are real; padding (False) has weight 0."""
+    raise NotImplementedError
+
+
+def token_embedding(
+    tokens: Int[Tensor, "b t"], table: Float[Tensor, "v d"]
+) -> Float[Tensor, "b t d"]:
+    """The rows of the table, times √d."""
+    raise NotImplementedError
+
+
 def sinusoidal_positions(t: int, d: int) -> Float[Tensor, "t d"]:
     """sin(p/10000^(2i/d)) in channel 2i, the cosine in channel 2i + 1."""
+    raise NotImplementedError
+
+
+def rotary_positions(x: Float[Tensor, "b h t c"]) -> Float[Tensor, "b h t c"]:
+    """Rotate channels 2i and 2i + 1 at position p by the angle p/10000^(2i/c)."""
     raise NotImplementedError
 
 
@@ -45,6 +69,18 @@ def feed_forward(
     down_bias: Float[Tensor, " d"],
 ) -> Float[Tensor, "b t d"]:
     """max(0, x·upᵀ + up_bias)·downᵀ + down_bias."""
+    raise NotImplementedError
+
+
+def residual(
+    x: Float[Tensor, "b t d"], f: Callable[[Float[Tensor, "b t d"]], Float[Tensor, "b t d"]]
+) -> Float[Tensor, "b t d"]:
+    """x + f(layer_norm(x)): pre-norm, with an eps of 1e-5 and without gain and bias."""
+    raise NotImplementedError
+
+
+def learning_rate(steps: Int[Tensor, " n"], d: int, warmup: int) -> Float[Tensor, " n"]:
+    """d^−½ · min(step^−½, step · warmup^−3/2) for each step."""
     raise NotImplementedError
 
 

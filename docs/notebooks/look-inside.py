@@ -139,10 +139,10 @@ for name, module in model.named_modules():
     channels = module.config.head_dim
     for head in range(module.config.heads):
         columns = slice(head * channels, (head + 1) * channels)
-        kept = module.output.weight.data[:, columns].clone()
+        before = module.output.weight.data[:, columns].clone()
         module.output.weight.data[:, columns] = 0
         rises[f"{name.removesuffix('.attention')} {head + 1}"] = loss() - full
-        module.output.weight.data[:, columns] = kept
+        module.output.weight.data[:, columns] = before
 assert abs(loss() - full) < 1e-6  # every head is back
 
 figure, axis = plt.subplots(figsize=(7, 6), layout="constrained")

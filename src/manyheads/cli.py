@@ -21,20 +21,21 @@ from manyheads.commands.generate import generate
 from manyheads.commands.help import Command, Group
 from manyheads.commands.inspect import capture, info, tokenize
 from manyheads.commands.options import with_plugins
+from manyheads.commands.planning import plan
 from manyheads.commands.quiz import quiz
 from manyheads.commands.scale import scale
 from manyheads.commands.serve import serve, view
 from manyheads.commands.shared import say, write
 from manyheads.commands.tables import tables
 from manyheads.commands.training import compare, demo, distill, train
-from manyheads.commands.translate import translate
+from manyheads.commands.translate import summarize, translate
 from manyheads.errors import DataError, UserError
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Train": {"demo": demo, "train": train, "distill": distill, "compare": compare},
     "Use": {
         "translate": translate,
-        "summarize": translate,
+        "summarize": summarize,
         "generate": generate,
         "compose": compose,
         "classify": classify,
@@ -51,7 +52,14 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Exchange and serve": {"import": import_folder, "export": export, "serve": serve},
     "Discover": {"recipes": recipes, "settings": settings},
-    "Lab": {"claims": claims, "scaling-laws": scale, "cost": cost, "tables": tables, "quiz": quiz},
+    "Lab": {
+        "claims": claims,
+        "scaling-laws": scale,
+        "plan": plan,
+        "cost": cost,
+        "tables": tables,
+        "quiz": quiz,
+    },
 }
 # Those of release 0.1, which still work.
 OLD_NAMES: dict[str, Callable[..., None]] = {"fill": fill_mask, "tokens": tokenize, "scale": scale}

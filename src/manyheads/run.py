@@ -56,6 +56,8 @@ FREE = {
         "train.log_every",
         "train.log_to",
         "train.parallel",
+        "train.shard",
+        "train.replicate",
         "train.compile",
         "train.activation_checkpointing",
     ),
@@ -361,7 +363,7 @@ def train_run(
         where = several if world.is_distributed else str(device)
         precision = str(trainer.dtype).removeprefix("torch.")
         report(f"{size:,} parameters on {where}, {precision}, seed {run.seed}")
-        if run.train.compile == "yes" and not world.is_distributed:
+        if run.train.compile == "yes":
             report("the first steps are compiled, which takes up to a minute each")
         trainer.run()
         if trainer.train.average_checkpoints > 1:
@@ -401,15 +403,22 @@ def make_trainer(
     task = make_task(run, part, valid, tokenizer, device)
     leaks = report_leaks(run.data, part, valid) if world.is_main else []
     task.notes = [*task.notes, *_warn_embedding_scale(run), *leaks]
-    torch.manual_seed(run.seed)
-    model = run.model.build()
-    if run.init and not checkpoint.is_begun(folder):
-        from manyheads.finetune import load_pretrained, load_start
+    shards = None
+    if world.is_distributed and run.train.parallel == "fsdp" and not run.init:
+        from manyheads.train.parallel import ShardedBuild
 
-        load_pretrained(model, load_start(run.init))
-    saved = model if run.finetune is None else restrict(model, run.finetune)
-    trained = run.spec.wrap(model, run)
-    trained.to(device)
+        shards = ShardedBuild(run.train, world, device)
+    torch.manual_seed(run.seed)
+    with shards or contextlib.nullcontext():
+        model = run.model.build()
+        if run.init and not checkpoint.is_begun(folder):
+            from manyheads.finetune import load_pretrained, load_start
+
+            load_pretrained(model, load_start(run.init))
+        saved = model if run.finetune is None else restrict(model, run.finetune)
+        trained = run.spec.wrap(model, run)
+    if shards is None:
+        trained.to(device)
     # A sharded model would have to be gathered, one with LoRA merged.
     can_probe = not world.is_distributed and saved is model
     return Trainer(
@@ -425,6 +434,7 @@ def make_trainer(
         probe=run.spec.probe(task, model, folder) if run.train.probes and can_probe else None,
         settings=dump(run),
         callback=callback,
+        shards=shards,
     )
 
 

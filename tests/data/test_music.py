@@ -65,6 +65,21 @@ def test_files_of_one_piece_are_held_out_together(tmp_path: Path) -> None:
     assert report_leaks(data, train, train) == ["28 of 28 pieces of 'valid' also occur in training"]
 
 
+def test_a_chorale_in_two_splits_is_reported(tmp_path: Path) -> None:
+    data = MusicData(
+        folder=str(write_chorales(tmp_path, 40)), file="chorales.json", encoding=CHORALE
+    )
+    train, valid = data.read("train"), data.read("valid")
+    assert report_leaks(data, train, valid) == []
+    table = json.loads((tmp_path / "chorales.json").read_text())
+    frames = [[70 - step % 7, 60, 55 + step % 5, 40 + step % 11] for step in range(40)]
+    moved = [[pitch + 2 for pitch in frame] for frame in frames]
+    table["train"][3], table["valid"][5] = frames, moved
+    (tmp_path / "chorales.json").write_text(json.dumps(table))
+    notes = report_leaks(data, data.read("train"), data.read("valid"))
+    assert notes == ["1 of 40 pieces of 'valid' also occur in training"]
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_folders_and_archives_are_splits(packed: bool, tmp_path: Path) -> None:
     for number, split in enumerate(("train", "valid", "test"), start=1):

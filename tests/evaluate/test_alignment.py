@@ -190,6 +190,8 @@ def test_annotations_are_links_of_one_layer_and_log_probabilities(tokenizer: Tok
     """Links of translations equal those of the word maps; log P sums to that of the search."""
     torch.manual_seed(3)
     model = build(tokenizer)
+    for parameter in model.parameters():  # heads and layers that differ
+        torch.nn.init.normal_(parameter, std=0.7)
     translator = Translator(model, tokenizer, Decode(beam=2, max_length_ratio=1.0))
     texts = [("The dog sees the tree.", "Der Hund sieht."), ("A cat", "Eine Katze schläft hier")]
     hypotheses = [Hypothesis(tokenizer.encode(target), 0.0, 0.0) for _, target in texts]

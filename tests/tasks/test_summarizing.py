@@ -94,7 +94,7 @@ def test_a_line_in_is_a_line_out_and_a_long_one_is_truncated(run: Path) -> None:
     assert 8 <= len(translator.tokenizer.encode(start)) <= 15
     assert summarize(translator, [long]) == summarize(translator, [start])
     lines = ["one two ⏎ three", "", long, "one two ⏎ three"]
-    code, printed, stderr = call("translate", run, stdin="\n".join(lines).encode())
+    code, printed, stderr = call("summarize", run, stdin="\n".join(lines).encode())
     assert code == 0
     out = printed.splitlines()
     assert (len(out), out[1], out[3]) == (4, "", out[0])
@@ -103,7 +103,7 @@ def test_a_line_in_is_a_line_out_and_a_long_one_is_truncated(run: Path) -> None:
     assert f"{len(start)} of {len(long)} characters" in stderr
     assert stderr.count("\n") == 1
     assert result("translate", run, stdin=start.encode()).splitlines() == [out[2]]
-    assert "line 2" in mistake("translate", run, code=3, stdin=b"one\n\xff\n")
+    assert "input:2: " in mistake("translate", run, code=3, stdin=b"one\n\xff\n")
 
 
 def test_two_files_with_a_document_and_a_summary_a_line(tmp_path: Path) -> None:

@@ -8,19 +8,30 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 from small_runs import CPU, records, saved, trainer, write_recipe
+from torch import nn
 
 from manyheads import cli
 from manyheads.errors import UserError
+from manyheads.lab.device_memory import peak_memory
+from manyheads.presets import build as build_preset
 from manyheads.run import make_trainer, read_run
 from manyheads.train import checkpoint
 from manyheads.train.loop import seed_step
-from manyheads.train.parallel import local_batches, split_microbatches
+from manyheads.train.optimizer import Train
+from manyheads.train.parallel import (
+    ShardedBuild,
+    local_batches,
+    shard_sizes,
+    split_microbatches,
+)
 from manyheads.train.step import World
 
 # Adam divides rounding by rounding where a gradient is zero by nature: its eps is above that. And
@@ -49,6 +60,33 @@ def step(self, number):
 loop.Trainer.step = step
 from manyheads.cli import main
 main()
+"""
+
+# Several trainings in one process group, which takes seconds to start. The layout of the last one
+# changes at each resume.
+SEVERAL = """
+import sys
+from pathlib import Path
+import torch
+from manyheads.recipes import read_recipe
+from manyheads.run import make_trainer
+from manyheads.train.parallel import connected
+
+recipe, out, *overrides = sys.argv[1:]
+CPU = torch.device("cpu")
+
+def train(world, name, *more):
+    run = read_recipe(recipe, [*overrides, *more])
+    make_trainer(run, Path(out) / name, CPU, world).run()
+
+with connected(print) as world:
+    train(world, "fsdp", "train.parallel=fsdp")
+    train(world, "hsdp", "train.parallel=fsdp", "train.shard=2")
+    train(world, "mixed", "train.parallel=fsdp", "train.steps=3")
+    train(world, "mixed", "train.parallel=fsdp", "train.replicate=2")
+    train(world, "bfloat16", "train.parallel=fsdp", "train.precision=bfloat16")
+    if world.is_main:
+        print("done")
 """
 
 
@@ -137,6 +175,81 @@ def test_a_run_of_four_processes_goes_on_with_two_and_with_one(
     lines = [line for line in lines if not any(text in line for text in extra)]
     (many / "metrics.jsonl").write_text("".join(lines))
     assert_alike(one, many)
+
+
+def test_four_processes_shard_in_any_layout_and_end_as_one_does(
+    recipe: Path, tmp_path: Path
+) -> None:
+    """FSDP, HSDP (2 copies in 2 shards), and a run that changes its layout at a resume."""
+    script = tmp_path / "several.py"
+    script.write_text(SEVERAL, encoding="utf-8")
+    trainer(recipe, tmp_path / "one", *FEW).run()
+    trainer(recipe, tmp_path / "half", *FEW, "train.precision=bfloat16").run()
+    assert "done" in torchrun(4, script, recipe, tmp_path, *FEW)
+    for name in ("fsdp", "hsdp", "mixed"):
+        assert_alike(tmp_path / "one", tmp_path / name)
+    # Gradients of half-precision products are summed over smaller micro-batches.
+    half, many = curve(tmp_path / "half"), curve(tmp_path / "bfloat16")
+    assert half.keys() == many.keys()
+    assert all(many[at] == pytest.approx(loss, abs=0.02) for at, loss in half.items())
+
+
+MODELS = [
+    build
+    for name in ("transformer-base", "bert-base", "palm-8b", "t5-base", "music-transformer")
+    for build in [partial(build_preset, name, dim=64, layers=2, heads=4, vocab_size=997)]
+]
+
+
+@pytest.mark.parametrize("build", MODELS, ids=lambda build: build.args[0])
+def test_shards_of_a_build_have_the_bits_of_one_process(build: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(3)
+    model = build()
+    state = torch.get_rng_state()
+    for rank in range(3):
+        shards = ShardedBuild(Train(parallel="fsdp"), World(rank, 3), CPU)
+        torch.manual_seed(3)
+        with shards:
+            sharded = build()
+        assert torch.equal(torch.get_rng_state(), state)
+        for name, values in shards.named(sharded).items():
+            parts = model.get_parameter(name).detach().chunk(3)
+            expected = parts[rank].flatten() if rank < len(parts) else torch.empty(0)
+            assert torch.equal(values, expected), name
+        for name, buffer in sharded.named_buffers():
+            assert torch.equal(buffer, model.get_buffer(name))
+
+
+def test_a_process_stores_its_shard_and_one_parameter_while_it_builds() -> None:
+    """Memory by PyTorch's profiler, that of a build with complete parameters for comparison."""
+    build = partial(build_preset, "gpt2", dim=64, layers=8, heads=4, vocab_size=997)
+    model = build()
+    total = sum(parameter.nbytes for parameter in model.parameters())
+    largest = max(parameter.nbytes for parameter in model.parameters())
+    shards = ShardedBuild(Train(parallel="fsdp"), World(1, 8), CPU)
+
+    def build_shards() -> None:
+        with shards:
+            build()
+
+    assert peak_memory(build, CPU) >= total
+    assert peak_memory(build_shards, CPU) <= 1.1 * total / 8 + 2 * largest
+
+
+def test_a_fill_that_cannot_be_sharded_is_an_error() -> None:
+    shards = ShardedBuild(Train(parallel="fsdp"), World(0, 2), CPU)
+    with shards, pytest.raises(TypeError, match="sharded parameter"):
+        nn.Linear(4, 4).weight.detach()[:, :2].zero_()
+
+
+def test_sizes_of_a_mesh_must_fit_the_processes() -> None:
+    world = World(0, 8)
+    assert shard_sizes(Train(parallel="fsdp"), world) == (1, 8)
+    assert shard_sizes(Train(parallel="fsdp", shard=4), world) == (2, 4)
+    assert shard_sizes(Train(parallel="fsdp", replicate=4), world) == (4, 2)
+    for wrong in (Train(parallel="fsdp", shard=3), Train(parallel="fsdp", shard=2, replicate=2)):
+        with pytest.raises(UserError, match="number of processes"):
+            shard_sizes(wrong, world)
 
 
 def test_every_micro_batch_is_computed_by_one_process_and_all_compute_equally_many() -> None:

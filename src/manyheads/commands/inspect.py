@@ -32,7 +32,10 @@ def info(
         int | None, option("Tokens of a text [default: model.max_length]", panel=_COST)
     ] = None,
     device_kind: Annotated[
-        str, option("p100, v100, a100, h100, h200, tpu-v2 or tpu-v3", metavar="NAME", panel=_COST)
+        str,
+        option(
+            "p100, v100, a100, h100, h200, rtx4090, tpu-v2 or tpu-v3", metavar="NAME", panel=_COST
+        ),
     ] = "h200",
     utilization: Annotated[
         float, option("Share of the device's peak", metavar="X", panel=_COST)

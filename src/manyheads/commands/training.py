@@ -157,8 +157,6 @@ def train(
                 "train.parallel=fsdp has no effect in one process: start with torchrun "
                 "--nproc-per-node N -m manyheads train ..., or leave it out"
             )
-        if "train.compile=yes" in (overrides or []) and world.is_distributed:
-            raise UserError("train.compile=yes has no effect in several processes: leave it out")
         folder = out or Path("runs") / Path(recipe).stem
         place = choose(device, threads)
         if world.is_distributed:

@@ -1,10 +1,10 @@
 """The command that translates or summarizes lines: translate, also called summarize."""
 
+import functools
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from manyheads.commands import options
 from manyheads.commands.options import option
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def translate(
-    context: typer.Context,
     run: options.RunFolder,
     words: options.InputAndDecode = None,
     beam: options.Beam = None,
@@ -88,9 +87,6 @@ def translate(
         others=others or (),
         only_torch="sampling with a seed" if sample else "such n-best lists" if n_best > 1 else "",
     )
-    is_translator = loaded.run.task == "translation" and loaded.run.data is not None
-    if context.info_name == "summarize" and is_translator:
-        raise UserError(f"{run} was trained to translate: use manyheads translate")
     width = [] if beam is None else [f"decode.beam={beam}"]
     loaded = replace(loaded, run=override_all(loaded.run, [*settings, *width]))
     translator = loaded.translator(beam=max(loaded.run.decode.beam, n_best))
@@ -106,6 +102,22 @@ def translate(
             at_once=1 if is_interactive(file) else None,
         ):
             write(line + "\n")
+
+
+def refuse_translator(run: Path) -> None:
+    """Refuse to summarize with a run that was trained to translate."""
+    from manyheads.run import SETTINGS, read_run
+
+    if (run / SETTINGS).is_file():
+        settings = read_run(run)
+        if settings.task == "translation" and settings.data is not None:
+            raise UserError(f"{run} was trained to translate: use manyheads translate")
+
+
+@functools.wraps(translate)
+def summarize(*, run: Path, **named: Any) -> None:
+    refuse_translator(run)
+    translate(run, **named)
 
 
 def _annotator(translator: "BaseTranslator", alignment: bool, scores: bool) -> "Annotate | None":

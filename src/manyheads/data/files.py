@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from manyheads.errors import DataError, UserError, import_optional
 
+BYTE_ORDER_MARK = "\ufeff"
 PACKED = (".gz", ".zst")
 TABLES = (".tsv", ".csv", ".jsonl", ".parquet")
 STDIN = Path("-")
@@ -92,10 +93,11 @@ def decode_lines(stream: Iterable[bytes], name: str = "input") -> Iterator[str]:
                 f"{name}:{number}: not UTF-8 (0x{raw[error.start]:02x} at byte {error.start + 1} "
                 "of the line); convert the file, for example with iconv -t UTF-8"
             ) from None
-        if number == 1:
-            line = line.removeprefix("\ufeff")
-        if line:  # it has at least its end, or the file is empty
-            yield line.removesuffix("\n").removesuffix("\r")
+        if number == 1 and line.startswith(BYTE_ORDER_MARK):
+            line = line.removeprefix(BYTE_ORDER_MARK)
+            if not line:  # the file is empty
+                return
+        yield line.removesuffix("\n").removesuffix("\r")
 
 
 def stream_lines(path: Path) -> Iterator[str]:

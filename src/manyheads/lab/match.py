@@ -77,7 +77,7 @@ def _with_vocabulary(config: Any, run: Run) -> Any:
     return replace(config, vocab_size=size)
 
 
-def _with_parameters(run: Run, goal: float) -> Run:
+def _with_parameters(run: Run, goal: int | float) -> Run:
     """The run with the width whose number of parameters is nearest."""
     config: Any = run.model
     unit = 2 * getattr(config, "heads", 1)  # rotary positions turn pairs of channels of a head

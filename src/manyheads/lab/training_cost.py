@@ -31,6 +31,7 @@ DEVICES = {
     "a100": Device(312e12, 80e9, "bfloat16"),
     "h100": Device(989e12, 80e9, "bfloat16"),
     "h200": Device(989e12, 141e9, "bfloat16"),
+    "rtx4090": Device(165e12, 24e9, "bfloat16"),
     "tpu-v2": Device(45e12, 16e9, "bfloat16, one chip of two cores"),
     "tpu-v3": Device(123e12, 32e9, "bfloat16, one chip of two cores"),
 }

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from manyheads.config import Count, Probability
 from manyheads.errors import UserError
@@ -210,8 +211,8 @@ def initialise(model: nn.Module, scheme: str, layers: int) -> None:
     `initialises_itself` and other modules of PyTorch keep the values of their
     constructor; any other matrix is an error.
     """
-    if next(model.parameters()).is_meta:
-        return  # no storage
+    if next(model.parameters()).is_meta and not is_in_torch_dispatch_mode():
+        return  # no storage, and no mode that stores shards (train/parallel.py)
 
     def draw(weight: Tensor) -> None:
         if scheme.startswith("xavier"):

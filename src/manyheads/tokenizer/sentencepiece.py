@@ -42,7 +42,7 @@ class Subword:
     type: int = NORMAL
 
 
-def find_sentencepiece(folder: Path, kind: str, vocab_size: int) -> Tokenizer | None:
+def find_sentencepiece(folder: Path, kind: str, vocab_size: int | None) -> Tokenizer | None:
     """The tokenizer of a published folder of this model type, if it has a SentencePiece file."""
     name, *frame = PUBLISHED.get(kind, ("",))
     path = folder / name
@@ -60,7 +60,7 @@ def find_sentencepiece(folder: Path, kind: str, vocab_size: int) -> Tokenizer | 
     if kind == "marian":
         subwords = _numbered(subwords, folder / "vocab.json")
     tokenizer = _build(subwords, trainer, normalizer, path)
-    if kind == "t5" and vocab_size > len(subwords):
+    if kind == "t5" and vocab_size is not None and vocab_size > len(subwords):
         count = min(SENTINELS, vocab_size - len(subwords))
         tokenizer = tokenizer.with_specials([f"<extra_id_{n}>" for n in reversed(range(count))])
     ids = [[tokenizer.token_id(content) for content in side] for side in frame]

@@ -9,16 +9,15 @@ of processes can resume.
 import copy
 import json
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -59,11 +58,15 @@ def write_tensors(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:
 
 def checksum(tensors: Tensors) -> str:
     """CRC-32 over names and bytes, to detect damaged files."""
-    total = 0
+    return f"{_crc32(tensors):08x}"
+
+
+def _crc32(tensors: Tensors, total: int = 0) -> int:
+    """The checksum as a number, continued from `total`."""
     for name in sorted(tensors):
         raw: Any = tensors[name].flatten().view(torch.uint8).numpy()
         total = zlib.crc32(raw, zlib.crc32(name.encode(), total))
-    return f"{total:08x}"
+    return total
 
 
 def _header_checksum(tensors: Tensors, about: dict[str, Any]) -> str:
@@ -74,35 +77,52 @@ def _header_checksum(tensors: Tensors, about: dict[str, Any]) -> str:
 
 def read_tensors(path: Path) -> tuple[Tensors, dict[str, Any]]:
     """Tensors and metadata of a file that `write_tensors` wrote; anything else is DataError."""
+    tensors: Tensors = {}
+    return tensors, scan_tensors(path, tensors.__setitem__)
+
+
+def scan_tensors(path: Path, use: Callable[[str, Tensor], None]) -> dict[str, Any]:
+    """The same with one tensor at a time in memory: passes each on and returns the metadata."""
     if not path.is_file():
         raise DataError(f"{path} is missing: is {path.parent} a run folder?")
     try:
         with safe_open(path, framework="pt") as file:
             header = (file.metadata() or {}).get(HEADER)
-        tensors = load_file(path)
+            if header is None:
+                raise DataError(
+                    f"{path} was not written by Manyheads: import foreign weights instead"
+                )
+            total, kinds = 0, {}
+            for name in sorted(file.keys()):
+                tensor = file.get_tensor(name)
+                total = _crc32({name: tensor}, total)
+                kinds[name] = tensor.to("meta")
+                use(name, tensor)
     except (SafetensorError, OSError, ValueError) as error:
         raise DataError(f"{path} is damaged or no safetensors file ({error})") from None
-    if header is None:
-        raise DataError(f"{path} was not written by Manyheads: import foreign weights instead")
     try:
         facts = json.loads(header)
         about = dict(facts["about"])
         is_intact = (
             facts["format"] == FORMAT
-            and facts["checksum"] == checksum(tensors)
-            and facts.get("told") in (None, _header_checksum(tensors, about))  # None: older files
+            and facts["checksum"] == f"{total:08x}"
+            and facts.get("told") in (None, _header_checksum(kinds, about))  # None: older files
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError(f"{path} is damaged: its header cannot be read") from None
     if not is_intact:
         raise DataError(f"{path} is damaged: its bytes do not match their checksum")
-    return tensors, about
+    return about
 
 
 def load_weights(model: nn.Module, tensors: Tensors, path: Path) -> None:
     """Load tensors into a model that must have exactly these."""
-    saved = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    _check_shapes(tensors, model.state_dict(), path)
+    model.load_state_dict(tensors)
+
+
+def _check_shapes(tensors: Tensors, model: Tensors, path: Path) -> None:
+    saved, expected = ({n: list(t.shape) for n, t in side.items()} for side in (tensors, model))
     wrong = [name for name in {**expected, **saved} if saved.get(name) != expected.get(name)]
     if wrong:
         shapes = [str(sides.get(wrong[0], "missing")) for sides in (saved, expected)]
@@ -110,7 +130,6 @@ def load_weights(model: nn.Module, tensors: Tensors, path: Path) -> None:
             f"{path} does not fit the model of run.toml: {len(wrong)} tensors differ, {wrong[0]} "
             f"is {shapes[0]} in the file and {shapes[1]} in the model"
         )
-    model.load_state_dict(tensors)
 
 
 # --- the state to resume from ---
@@ -154,27 +173,34 @@ def load_state(
             f"{folder / SHARDS} is a pickle (FSDP, release 0.1), which is not read: train to the "
             "next checkpoint with release 0.1 in one process, or start over with --fresh"
         )
-    tensors, about = read_tensors(path)
-    expected = model.state_dict()
-    weights = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
-    weights = {n: _shard_like(expected[n], t) if n in expected else t for n, t in weights.items()}
-    load_weights(model, weights, path)
+    saved: Tensors = {}  # sizes first: the file is verified before anything is loaded
+    about = scan_tensors(path, lambda name, tensor: saved.update({name: tensor.to("meta")}))
+    weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    _check_shapes({n: t for n, t in saved.items() if n.startswith("model.")}, weights, path)
+    targets = weights | {f"ema.{n}": t for n, t in (ema.averages if ema else {}).items()}
+    for name, parameter in model.named_parameters():
+        for owner, keys in MOMENTS.items():
+            if f"{owner}.{keys[0]}.{name}" not in saved:  # another's, or no loss reached it
+                continue
+            for key in keys:
+                # The fused update needs the step, too, on the parameter's device.
+                step = torch.zeros((), device=parameter.device)
+                moment = step if key == "step" else torch.zeros_like(parameter)
+                optimizer.state[parameter][key] = targets[f"{owner}.{key}.{name}"] = moment
+    lacking = [n for n, t in targets.items() if n not in saved or saved[n].shape != t.shape]
+    if lacking:
+        raise DataError(f"{path} is damaged: it lacks {lacking[0]}")
+
+    def load(name: str, tensor: Tensor) -> None:
+        if name in targets:
+            targets[name].copy_(_shard_like(targets[name], tensor))
+
+    with torch.no_grad():
+        scan_tensors(path, load)
     try:
-        for name, parameter in model.named_parameters():
-            for owner, keys in MOMENTS.items():
-                if f"{owner}.{keys[0]}.{name}" not in tensors:  # another's, or no loss reached it
-                    continue
-                for key in keys:
-                    # The fused update needs the step, too, on the parameter's device.
-                    step = torch.zeros((), device=parameter.device)
-                    moment = step if key == "step" else torch.zeros_like(parameter)
-                    moment.copy_(_shard_like(moment, tensors[f"{owner}.{key}.{name}"]))
-                    optimizer.state[parameter][key] = moment
-        for name, average in ema.averages.items() if ema is not None else ():
-            average.copy_(_shard_like(average, tensors[f"ema.{name}"]))
         return Progress(**about)
-    except (KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged: it lacks {error}") from None
+    except TypeError as error:
+        raise DataError(f"{path} is damaged: its header has {error}") from None
 
 
 def _shard_like(like: Any, tensor: Tensor) -> Tensor:
@@ -219,8 +245,7 @@ def _snapshot(folder: Path, step: int) -> Path:
 class Checkpointer:
     """Saves and restores a run. All processes call each method; the main one writes.
 
-    `saved_model` is the part of the model that model.safetensors holds; `replica`, on the main
-    process, is a copy of a model that FSDP shards.
+    `saved_model` is the part of the model that model.safetensors holds.
 
     From a GPU a state is copied at once and written in a thread during later steps: one at a time,
     in order. A run waits for the last before it ends.
@@ -233,10 +258,9 @@ class Checkpointer:
         optimizer: Optimizer,
         saved_model: nn.Module,
         world: World,
-        replica: nn.Module | None = None,
         ema: Ema | None = None,
     ) -> None:
-        self.folder, self.world, self.replica = folder, world, replica
+        self.folder, self.world = folder, world
         self.model, self.optimizer, self.ema, self.saved_model = model, optimizer, ema, saved_model
         self.is_asynchronous = next(model.parameters()).is_cuda and not world.is_distributed
         self.pending: Future[None] | None = None
@@ -279,18 +303,6 @@ class Checkpointer:
         if not self.world.is_distributed:
             path = self.folder / WEIGHTS
             load_weights(self.saved_model, read_tensors(path)[0], path)
-
-    @contextmanager
-    def full_model(self) -> Iterator[nn.Module]:
-        """A model with all weights, on the main process, to validate."""
-        is_sharded = hasattr(next(self.model.parameters()), "full_tensor")
-        weights = self.world.gather(self.model.state_dict()) if is_sharded else {}
-        if self.replica is None:
-            yield self.model
-            return
-        self.replica.load_state_dict(weights)
-        yield self.replica.to(next(self.model.parameters()).device)
-        self.replica.cpu()
 
     def close(self) -> None:
         """Wait until all is written; raise the error of a write that failed."""

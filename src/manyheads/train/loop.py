@@ -5,7 +5,6 @@ step only. So a run that is killed and restarted repeats the steps since its las
 ends with the same bits as one that was never stopped.
 """
 
-import copy
 import math
 import os
 import signal
@@ -14,7 +13,7 @@ from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 import torch.utils.deterministic
@@ -35,6 +34,9 @@ from manyheads.train.step import (
     Task,
     World,
 )
+
+if TYPE_CHECKING:
+    from manyheads.train.parallel import ShardedBuild
 
 COMPILE_MIN_FLOPS = 3e15  # a GPU run with fewer is shorter than the compilation of a block
 RANK_SEED_STRIDE = 0x9E3779B97F4A7C15  # no two steps of a run are so far apart
@@ -131,7 +133,8 @@ class Trainer:
     `saved_model` is the part of the model to use afterwards, if training needs more than that;
     `metadata` goes into the header of its file; `probe` records the model at `probe.steps`.
     `callback(step, split, scores)` gets each line of metrics.jsonl, as the library of
-    `train.log_to` does, which also gets the `settings` of the run.
+    `train.log_to` does, which also gets the `settings` of the run. `shards` are the parameters of a
+    model that was built for FSDP.
     """
 
     def __init__(
@@ -149,30 +152,30 @@ class Trainer:
         probe: Probe | None = None,
         settings: dict[str, Any] | None = None,
         callback: Callback | None = None,
+        shards: "ShardedBuild | None" = None,
     ) -> None:
         check_installed(train.log_to)
         self.model, self.task, self.train = model, task, train
         self.saved_model = model if saved_model is None else saved_model
         self.dim, self.seed, self.folder, self.world = dim, seed, folder, world
         self.metadata, self.probe = metadata or {}, probe
-        self.device = next(model.parameters()).device
+        self.device = next(model.parameters()).device if shards is None else shards.device
         self.dtype = precision_of(train, self.device)
-        if self.device.type == "cuda":
-            optimize(model)
         if train.activation_checkpointing:
             checkpoint_blocks(model)
         self.objective = Objective(model, task)
         self.prefetcher: Any = None
-        self.forward_backward = ForwardBackward(self.objective, self.dtype)
-        replica = None  # for validation: FSDP shards the model
+        self.forward_backward: ForwardBackward
         if world.is_distributed:
             from manyheads.train.parallel import Distributed, split_microbatches
 
-            if train.parallel == "fsdp" and world.is_main:
-                replica = copy.deepcopy(model).cpu()
             self.task = split_microbatches(task, world.size)
-            self.forward_backward = Distributed(self.objective, self.dtype, train.parallel, world)
-        elif self.device.type == "cuda":
+            self.forward_backward = Distributed(self.objective, self.dtype, train, world, shards)
+        else:
+            self.forward_backward = ForwardBackward(self.objective, self.dtype)
+        if self.device.type == "cuda":
+            optimize(model)
+        if self.device.type == "cuda" and not world.is_distributed:
             from manyheads.train.cuda_graphs import CudaGraphs
             from manyheads.train.prefetch import Prefetcher
 
@@ -183,7 +186,7 @@ class Trainer:
         self.optimizer = build_optimizer(model, train)  # now: sharding replaces parameters
         self.ema = Ema(model, train.ema_decay) if train.ema_decay else None
         self.checkpointer = Checkpointer(
-            folder, model, self.optimizer, self.saved_model, world, replica, self.ema
+            folder, model, self.optimizer, self.saved_model, world, self.ema
         )
         self.progress = self.checkpointer.load() or Progress(data=task.digest)
         self._check_progress()
@@ -296,10 +299,10 @@ class Trainer:
                 part.close()
 
     def _should_compile(self) -> bool:
-        """If requested, or if a run on a GPU is long enough to gain by it."""
-        if self.world.is_distributed or self.train.deterministic:
+        """If requested, or if a run of one process on a GPU is long enough to gain by it."""
+        if self.train.deterministic:
             return False  # compiled kernels depend on the order in which shapes arrive
-        if self.train.compile != "auto" or self.device.type != "cuda":
+        if self.train.compile != "auto" or self.device.type != "cuda" or self.world.is_distributed:
             return self.train.compile == "yes"
         tokens = sum(map(self.task.tokens, self.task.batches(self.progress.step)))
         weights = sum(weight.numel() for weight in self.model.parameters())
@@ -330,8 +333,8 @@ class Trainer:
 
     def _validate(self, bar: Bar) -> None:
         progress = self.progress
-        with self.checkpointer.full_model() as model, torch.no_grad():
-            scores = self.task.validate(model.eval()) if self.world.is_main else {}
+        with self.forward_backward.validation() as takes_part, torch.no_grad():
+            scores = self.task.validate(self.model.eval()) if takes_part else {}
         scores = self.world.broadcast(scores)
         self._log("valid", scores)
         shown = "  ".join(f"{name} {value:.3f}" for name, value in scores.items())

@@ -94,6 +94,8 @@ class Train:
     parallel: Annotated[
         Literal["ddp", "fsdp"], "Several processes: replicate the weights, or shard them"
     ] = "ddp"
+    shard: Annotated[Count | None, "FSDP: processes that share one copy of the weights"] = None
+    replicate: Annotated[Count | None, "FSDP: copies of the weights (HSDP); none: one"] = None
 
     RENAMED: ClassVar[dict[str, str]] = {
         "warmup_share": "warmup_ratio",
@@ -113,6 +115,8 @@ class Train:
             raise UserError("train.compile=yes is not deterministic: remove it")
         if self.optimizer == "muon" and self.parallel == "fsdp":
             raise UserError("train.optimizer=muon needs whole matrices: set train.parallel=ddp")
+        if (self.shard or self.replicate) and self.parallel != "fsdp":
+            raise UserError("train.shard and train.replicate need train.parallel=fsdp: add it")
         if self.rdrop_alpha and self.simcut_alpha:
             raise UserError("train.rdrop_alpha and train.simcut_alpha exclude each other: set one")
         if self.ema_decay and self.average_checkpoints > 1:

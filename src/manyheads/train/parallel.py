@@ -9,31 +9,36 @@ The sum over the processes is the gradient of one process, up to rounding:
 
 import copy
 import dataclasses
+import math
 import os
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyheads.errors import UserError
 from manyheads.nn.block import Block
+from manyheads.train.optimizer import Train
 from manyheads.train.step import ForwardBackward, StepStats, Task, World, weighted_sum
 
 B = TypeVar("B")
-Parallel = Literal["ddp", "fsdp"]
 
 # The main process may validate, or train a tokenizer, for hours while the others wait for it.
 # torchrun detects a process that has died.
-TIMEOUT = timedelta(hours=24)
+TIMEOUT = 24 * 3600.0  # seconds; the variable MANYHEADS_TIMEOUT overrides it
 # How long another process waits for the main one to report an error before it does so itself.
 REPORT_TIMEOUT = timedelta(seconds=20)
 REPORTED = "reported"
@@ -45,23 +50,35 @@ def connected(report: Callable[[str], None]) -> Iterator[World]:
 
     An error that all of them raise is reported once.
     """
-    world = _of_environment()
-    shared, rank, size = next(iter(rendezvous("env://", timeout=TIMEOUT)))
-    # After a restart torchrun keeps the store, with the addresses of processes that died.
-    store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), shared)
+    world, host = _of_environment(), socket.gethostname()
+    timeout = timedelta(seconds=float(os.environ.get("MANYHEADS_TIMEOUT", TIMEOUT)))
+    store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # After a restart torchrun keeps this store, with the addresses of processes that died.
+        store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    if world.is_main:
+        nodes, address = os.environ.get("GROUP_WORLD_SIZE", "1"), os.environ["MASTER_ADDR"]
+        report(
+            f"process group: {size} processes, {nodes} nodes, {backend}, main {host} ({address})"
+        )
     code = 0
     try:
         yield world
     except Exception as error:
-        if not hasattr(error, "exit_code"):  # the others may not have it, and wait
+        if hasattr(error, "exit_code"):
+            code = error.exit_code
+            # torchrun ends all as soon as one has ended: the main one reports before that.
+            if isinstance(error, UserError) and (world.is_main or not _is_reported(store)):
+                report(f"manyheads: {error}")
+                store.set(REPORTED, "")
+        elif isinstance(error, dist.DistError) or "gloo" in str(error):
+            code = 1
+            problem = str(error).splitlines()[0].rpartition("] ")[2]
+            report(f"manyheads: rank {rank} of {size} on {host} lost the others: {problem}")
+        else:  # the others may not have it, and wait
             raise
-        code = error.exit_code
-        # torchrun ends all as soon as one has ended: the main one reports before that.
-        if isinstance(error, UserError) and (world.is_main or not _is_reported(store)):
-            report(f"manyheads: {error}")
-            store.set(REPORTED, "")
     dist.destroy_process_group()
     # Threads of a process group sometimes abort a process that ends the usual way, after its work
     # is done; torchrun would take that for a failure.
@@ -116,28 +133,140 @@ def _is_reported(store: Any) -> bool:
     return True
 
 
+def shard_sizes(train: Train, world: World) -> tuple[int, int]:
+    """Copies of the weights, and processes that share each: (1, world.size) unless set (HSDP)."""
+    shard = train.shard or world.size // (train.replicate or 1)
+    replicate = train.replicate or world.size // shard
+    if shard * replicate != world.size:
+        raise UserError(
+            f"train.shard={shard} × train.replicate={replicate} is not the number of processes, "
+            f"{world.size}: change one of them"
+        )
+    return replicate, shard
+
+
+class ShardedBuild(TorchDispatchMode):
+    """A context in which a model is built that FSDP shards: each process stores its rows only.
+
+    A parameter goes to the meta device as soon as a module registers it. Later fills (`normal_`,
+    `uniform_`) run on the CPU, for one tensor at a time, and rows of other processes are dropped:
+    random numbers, and so weights, have the bits of one process. Buffers are complete.
+    """
+
+    FILLS = ("aten::normal_", "aten::uniform_", "aten::fill_", "aten::zero_", "aten::copy_")
+
+    def __init__(self, train: Train, world: World, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device, self.size = device, shard_sizes(train, world)[1]
+        self.rank = world.rank % self.size
+        self.shards: dict[int, tuple[nn.Parameter, int, Tensor]] = {}  # by storage: first, values
+
+    def __enter__(self) -> "ShardedBuild":
+        register, to_meta = nn.Module.register_parameter, self._to_meta
+        self.patch = patch.object(
+            nn.Module,
+            "register_parameter",
+            lambda module, name, parameter: register(module, name, to_meta(parameter)),
+        )
+        self.patch.start()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.patch.stop()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def _to_meta(self, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta:
+            return parameter
+        width = math.prod(parameter.shape[1:])
+        first = min(self.rank * -(-len(parameter) // self.size), len(parameter)) * width
+        rows = parameter.detach().chunk(self.size)
+        values = rows[self.rank].flatten() if self.rank < len(rows) else parameter.new_empty(0)
+        meta = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+        self.shards[meta.untyped_storage()._cdata] = meta, first, values.detach().clone()
+        return meta
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        target, kwargs = args[0] if args else None, kwargs or {}
+        if not (isinstance(target, Tensor) and target.is_meta and func._schema.is_mutable):
+            return func(*args, **kwargs)
+        if func._schema.name not in self.FILLS or not target.is_contiguous():
+            raise TypeError(f"{func} cannot initialise a sharded parameter: fill its rows instead")
+        full = torch.empty(target.shape, dtype=target.dtype)
+        func(full, *args[1:], **kwargs)
+        _, first, values = self.shards[target.untyped_storage()._cdata]
+        begin = target.storage_offset() - first  # may be before the shard, or after it
+        start, stop = max(begin, 0), min(begin + full.numel(), values.numel())
+        if start < stop:
+            values[start:stop] = full.flatten()[start - begin : stop - begin]
+        return target
+
+    def named(self, model: nn.Module) -> dict[str, Tensor]:
+        """The values of this process, by the name of the parameter."""
+        parameters = model.named_parameters()
+        return {n: self.shards[p.untyped_storage()._cdata][2] for n, p in parameters}
+
+
+def make_mesh(train: Train, world: World, device: torch.device) -> DeviceMesh:
+    """The processes as one row of shards or, with HSDP, a row of shards for each copy."""
+    sizes, names = shard_sizes(train, world), ("replicate", "shard")
+    first = int(sizes[0] == 1)
+    return init_device_mesh(device.type, sizes[first:], mesh_dim_names=names[first:])
+
+
+@torch.no_grad()
+def shard_model(model: nn.Module, mesh: DeviceMesh, shards: ShardedBuild | None = None) -> None:
+    """FSDP, block by block, in place; a model from `ShardedBuild` gets its weights here."""
+    from torch.distributed.fsdp import fully_shard
+
+    values = shards.named(model) if shards else {}
+    buffers = dict(model.named_buffers())
+    for part in (*[part for part in model.modules() if isinstance(part, Block)], model):
+        fully_shard(part, mesh=mesh)
+    if shards is None:
+        return
+    model.to_empty(device=shards.device)
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])
+    for name, parameter in model.named_parameters():
+        local: Tensor = parameter.to_local()  # type: ignore[attr-defined]
+        local.copy_(values.pop(name).view(local.shape))
+
+
 class Distributed(ForwardBackward):
     """Gradients summed over processes, with DDP (replicated weights) or FSDP (sharded ones)."""
 
     def __init__(
-        self, objective: nn.Module, dtype: torch.dtype, parallel: Parallel, world: World
+        self,
+        objective: nn.Module,
+        dtype: torch.dtype,
+        train: Train,
+        world: World,
+        shards: ShardedBuild | None = None,
     ) -> None:
+        self.world, self.is_sharded = world, train.parallel == "fsdp"
+        if self.is_sharded:
+            device = shards.device if shards else next(objective.parameters()).device
+            shard_model(objective, make_mesh(train, world, device), shards)
         super().__init__(objective, dtype)
-        self.world = world
-        if parallel == "fsdp":
-            from torch.distributed.device_mesh import init_device_mesh
-            from torch.distributed.fsdp import fully_shard
-
-            mesh = init_device_mesh(self.device.type, (world.size,))
-            blocks = [part for part in objective.modules() if isinstance(part, Block)]
-            for part in (*blocks, objective):
-                fully_shard(part, mesh=mesh)
-        else:
+        if not self.is_sharded:
             # Some parameters may be unused, as a pooler for fine-tuning. Then DDP also keeps its
             # buckets: else it reorders them after the first pass, and a resumed run would sum its
             # first step in another order than before.
             warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
             self.objective = DistributedDataParallel(objective, find_unused_parameters=True)
+
+    @contextmanager
+    def validation(self) -> Iterator[bool]:
+        """DDP: the main process. FSDP: all, each with all data, and blocks gathered in turn."""
+        if not self.is_sharded:
+            yield self.world.is_main
+            return
+        objective: Any = self.objective
+        objective.unshard()  # embeddings and head: the forward of the objective is not called
+        yield True
+        objective.reshard()
 
     def __call__(self, batches: list[Any], stats: StepStats) -> None:
         local = local_batches(self.world, batches)

@@ -184,6 +184,11 @@ class ForwardBackward:
             result: Result = self.objective(batch)
         return result
 
+    @contextmanager
+    def validation(self) -> Iterator[bool]:
+        """The model is ready to be evaluated, if this process takes part in that."""
+        yield True
+
     def zero_grad(self) -> None:
         self.objective.zero_grad()
 

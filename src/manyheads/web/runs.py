@@ -94,7 +94,7 @@ def _summary(name: str, folder: Path, *stamps: tuple[int, int]) -> dict[str, Any
     }
 
 
-def losses(records: list[dict[str, Any]]) -> list[list[float]]:
+def losses(records: list[dict[str, Any]]) -> list[list[Any]]:
     """[step, training loss] of a training, at most `SPARKS` of them with the first and the last."""
     points = [[r["step"], r["loss"]] for r in records if r["split"] == "train" and "loss" in r]
     chosen = np.linspace(0, len(points) - 1, min(SPARKS, len(points))).round().astype(int)
