@@ -176,6 +176,23 @@ def test_keys_walk_the_tree_step_by_step(page: Any, address: str) -> None:  # no
     assert f"prefix={node['token']}" in page.url
 
 
+def test_the_stage_follows_the_step(page: Any) -> None:  # noqa: F811
+    """The column of the step and the title are in the window, without a mouse."""
+    visit(page, f"/decode?{HERE}&stage=1")
+    for step in (1, 2, 3, 3):
+        page.locator("main").press("ArrowRight")
+        expect(page.locator(".beam .field span")).to_have_text(f"Step {step} of 3")
+    page.locator("main").press("ArrowLeft")
+    expect(page.locator(".beam .field span")).to_have_text("Step 2 of 3")
+    page.locator("main").press("ArrowRight")
+    settled(page)
+    seen = """() => ["[data-here] rect", ".beam h2"].every((part) => {
+      const box = document.querySelector(part).getBoundingClientRect();
+      return box.left >= 0 && box.right <= innerWidth && box.top >= 0;
+    })"""
+    page.wait_for_function(seen)
+
+
 def test_what_is_typed_is_never_markup(page: Any) -> None:  # noqa: F811
     attack = quote("<img src=x onerror=alert(1)><b>dog</b>")
     for place in (

@@ -73,6 +73,8 @@ def test_home_and_train_work_from_a_file(page: Any, site: str, folder: Path) -> 
     settled(page)
     card = page.locator("article.card", has=page.get_by_role("heading", name="translator"))
     expect(card.locator("canvas.thumb")).to_be_visible()
+    # A copy may be published: it names no folder of the computer that made it.
+    expect(card.locator("code").first).to_have_text("manyheads train run.toml --out NEW")
     expect(page.get_by_role("button", name="Train the demo")).to_have_count(0)
     card.get_by_role("link", name="Train").click()
     expect(page.locator(".standing dd").first).to_have_text("30 of 30")

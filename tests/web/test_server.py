@@ -220,7 +220,8 @@ def test_statistics_of_maps_that_are_known() -> None:
     assert first == {"entropy": [[0]], "first": [[0.5]], "distance": [[0.75]], "previous": [[1]]}
     assert second["entropy"] == [[2]]  # of four equals: two bits
     assert second["distance"] == [[pytest.approx(1.25)]]
-    assert statistics(even, "cross").keys() == {"entropy", "first"}
+    assert statistics(even, "cross").keys() == {"entropy", "first", "coverage"}
+    assert statistics(before, "cross")["coverage"] == [[0.75]]  # nothing looks at the last
     assert torch.equal(rollout(even)[0], 0.5 * (even[0, 0] + torch.eye(4)))
 
 

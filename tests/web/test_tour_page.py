@@ -38,6 +38,9 @@ def test_every_step_shows_its_text_formula_and_view(page: Any) -> None:
         expect(formulas).to_have_count(1 if step["formula"] else 0)
         if step["formula"]:
             assert formulas.bounding_box()["height"] > 10  # typeset, not a line of source
+            assert "\\" not in formulas.text_content()
+            cut = "(place) => place.scrollWidth - place.clientWidth"
+            assert page.locator(".telling .math").evaluate(cut) <= 1, step["title"]
         if number + 1 < len(STEPS):
             page.locator("main").press("ArrowRight")
     expect(page.get_by_role("button", name="Next")).to_be_disabled()
@@ -56,6 +59,17 @@ def test_a_step_has_an_address_and_forgets_choices_of_another(page: Any) -> None
     assert "head=" not in page.url
     page.go_back()
     expect(page.locator(".openbox h2").first).to_contain_text("head 2")
+
+
+def test_keys_of_the_view_act_on_the_state_of_the_step(page: Any) -> None:
+    number = next(n for n, step in enumerate(STEPS) if step["title"] == "The causal mask")
+    visit(page, f"{PLACE}&stop={number}")
+    title = page.locator(".openbox h2").first
+    expect(title).to_contain_text("Scores + mask")
+    page.locator("main").press("m")
+    expect(title).not_to_contain_text("mask")
+    page.locator("main").press("m")
+    expect(title).to_contain_text("Scores + mask")
 
 
 def test_the_menu_shows_the_pages_that_fit_the_run(page: Any) -> None:

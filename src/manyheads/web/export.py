@@ -56,7 +56,8 @@ async def _record(folder: Path, runs: list[dict[str, Any]]) -> dict[str, Any]:
     recorder = Recorder(folder)
     for file in ("tour.json", *sorted(path.name for path in PAGE.glob("watch*.js"))):
         await recorder.get(f"/page/{file}")
-    await recorder.get("/api/runs", change=lambda answer: {**answer, "runs": runs})
+    shown = [_without_path(run) for run in runs]
+    await recorder.get("/api/runs", change=lambda answer: {**answer, "runs": shown})
     texts = {run["name"]: _texts(recorder.library, run) for run in runs}
     for name in texts:
         await recorder.run(name)
@@ -64,6 +65,11 @@ async def _record(folder: Path, runs: list[dict[str, Any]]) -> dict[str, Any]:
             await recorder.text(name, text, texts[name])
     bodies = [*recorder.bodies]
     return {"pages": PAGES, "texts": texts, "answers": recorder.answers, "bodies": bodies}
+
+
+def _without_path(answer: dict[str, Any]) -> dict[str, Any]:
+    """Names no folder of this computer: the copy may be published, and shows the settings."""
+    return {**answer, "command": "manyheads train run.toml --out NEW"}
 
 
 def _texts(library: Library, run: dict[str, Any]) -> list[str]:
@@ -145,7 +151,7 @@ class Recorder:
 
     async def run(self, run: str) -> None:
         """What Watch, Train and Runs show; then the requests that look for new lines."""
-        await self.get("/api/settings", run=run)
+        await self.get("/api/settings", change=_without_path, run=run)
         await self.get("/api/probes", _without_weights, run=run, last=1)
         for path in ("/api/probes", "/api/metrics"):
             since, version, more = 0, "", True

@@ -130,7 +130,7 @@ def statistics(weights: LayerMaps, kind: Kind) -> dict[str, list[list[float]]]:
 
     entropy: mean over queries of −Σ_s a_ts log₂ a_ts, in bits; first: mean of a_t0. If queries
     and keys are the same tokens also distance: mean of Σ_s a_ts |t − s|, and previous: mean of
-    a_t,t−1 over t ≥ 1.
+    a_t,t−1 over t ≥ 1. For cross-attention coverage: mean over source tokens s of max_t a_ts.
     """
     # Layer by layer, to limit memory: intermediate tensors are as large as the maps.
     bits = torch.stack([torch.special.entr(layer).sum(-1).mean(-1) for layer in weights])
@@ -138,6 +138,8 @@ def statistics(weights: LayerMaps, kind: Kind) -> dict[str, list[list[float]]]:
         "entropy": bits / math.log(2),
         "first": weights[..., 0].mean(-1),
     }
+    if kind == "cross":
+        result["coverage"] = weights.amax(-2).mean(-1)
     queries, keys = weights.shape[-2:]
     if kind == "self" and queries == keys:
         positions = torch.arange(keys, dtype=weights.dtype)

@@ -20,12 +20,13 @@ const { logTicks, smooth, ticks } = await import(`${page}/chart.js`);
 const { byteOf, css, LINES, NOTHING, rgb, scaleFor } = await import(`${page}/colour.js`);
 const { shown, spelled, visible } = await import(`${page}/dom.js`);
 const { csv, wrapped } = await import(`${page}/exports.js`);
-const { cellOf, limited } = await import(`${page}/fitting.js`);
+const { cellOf, limited, reordered } = await import(`${page}/fitting.js`);
 const { diagram, headDiagram, headOf, pathOf, sublayers } = await import(`${page}/flowlayout.js`);
 const { mathml } = await import(`${page}/math.js`);
 const { strongest } = await import(`${page}/lines.js`);
 const { address, change, onChange, pageName, read } = await import(`${page}/state.js`);
 const { compared } = await import(`${page}/tokens.js`);
+const { mostReordered } = await import(`${page}/watchparts.js`);
 
 test("ticks are round numbers inside the range", () => {
   assert.deepEqual(ticks(0, 10), [0, 2, 4, 6, 8, 10]);
@@ -151,6 +152,17 @@ test("numbers of the state stay within their bounds", () => {
   assert.deepEqual(cellOf("2,x", [1, 1]), [1, 1]);
 });
 
+test("first states show where word orders differ", () => {
+  assert.deepEqual(reordered([0.9, 0.1, 0, 0, 0.2, 0.8, 0, 0.7, 0.3], 3), [1, 2]); // both off the diagonal: the first
+  assert.deepEqual(reordered([0.2, 0.3, 0.3, 0.2], 2), [0, 1]); // none above ½: the greatest
+  const probed = (text, ...maps) => ({ tokens: text.split(" "), shape: [1, 1, 3, 3], weights: maps.flat() });
+  const straight = [9, 0, 0, 0, 9, 0, 0, 0, 9];
+  const crossed = [0, 9, 0, 9, 0, 0, 0, 0, 9];
+  const sentences = ["a b .", "c d .", "e f ."].map((text) => ({ target_tokens: text.split(" ") }));
+  const story = { sentences, probes: [{ sentences: [probed("a b .", straight), probed("x d .", crossed), probed("e f .", crossed)] }] };
+  assert.equal(mostReordered(story), 2); // the second is not translated as its reference
+});
+
 test("numbers, subwords and files", () => {
   assert.equal(shown(0.0773812), "0.07738");
   assert.equal(shown(2.0561e-8), "2.056e-8");
@@ -160,6 +172,7 @@ test("numbers, subwords and files", () => {
   assert.equal(spelled("a\u0001\tb"), "a\\x01\tb");
   assert.equal(csv({ columns: ["a", 'b"'], rows: [[1, "x,y"]] }), 'a,"b"""\r\n1,"x,y"\r\n');
   assert.deepEqual(wrapped("one two three", 8), ["one two", "three"]);
+  assert.deepEqual(wrapped("layer: 1 · head: 1", 16), ["layer: 1 ·", "head: 1"]);
   assert.deepEqual(strongest([0.1, 0.7, 0.2, 0.5, 0.4, 0.1], 0, 3, 2), [[1, 0.7], [2, 0.2]]);
   assert.deepEqual(compared(["a", "b"], ["a", "c", "b"]), [["a", true], ["c", false], ["b", true]]);
 });

@@ -66,10 +66,10 @@ export function saveMenu(entries) {
   return menu;
 }
 
-/** Words in lines of at most `most` letters. @param {string} text @param {number} most */
+/** Words in lines of at most `most` letters; a name stays with its value. @param {string} text @param {number} most */
 export function wrapped(text, most) {
   const lines = [""];
-  for (const word of text.split(" ")) {
+  for (const word of text.split(/(?<!:) /)) {
     const last = lines[lines.length - 1];
     if (last && last.length + word.length >= most) lines.push(word);
     else lines[lines.length - 1] = last ? `${last} ${word}` : word;

@@ -72,3 +72,16 @@ export function cellOf(text, otherwise = [0, 0]) {
   const cell = (text ?? "").split(",").map(Number);
   return cell.length === 2 && cell.every((one) => Number.isInteger(one) && one >= 0) ? cell : otherwise;
 }
+
+/**
+ * The first cell of an alignment to show: the weight above ½ that is farthest from the diagonal, where word orders
+ * differ. If no weight is above ½, the greatest one. @param {ArrayLike<number>} values row after row @param {number} columns
+ */
+export function reordered(values, columns) {
+  const all = Array.from(values);
+  const least = Math.min(0.5, all.reduce((most, one) => Math.max(most, one), 0));
+  const rows = all.length / columns;
+  const distances = all.map((value, cell) => (value < least ? -1 : Math.abs(Math.floor(cell / columns) / rows - (cell % columns) / columns)));
+  const cell = distances.indexOf(distances.reduce((most, one) => Math.max(most, one), -1));
+  return [Math.floor(cell / columns), cell % columns];
+}

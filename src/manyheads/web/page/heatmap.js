@@ -98,10 +98,11 @@ export class HeatMap extends Figure {
     const fit = Math.floor((room - left - right) / columns.length);
     const staged = this.root.classList.contains("staged"); // as large as the window allows
     // A map grows with its card, as long as it fits the window.
-    const largest = staged ? Math.floor((this.root.clientHeight - top - 90) / rows.length) : Math.max(this.largest, Math.min(60, Math.floor((0.55 * innerHeight) / rows.length)));
-    const cell = Math.max(columns.length > 128 ? 1 : 3, Math.min(staged ? 1.7 * largest : largest, fit));
+    const largest = staged ? Math.floor((this.root.clientHeight - top - 76) / rows.length) : Math.max(Math.min(this.largest, Math.max(22, Math.floor((0.42 * innerHeight) / rows.length))), Math.min(60, Math.floor((0.42 * innerHeight) / rows.length)));
+    const few = rows.length <= 32 && columns.length <= 32; // words: cells may be wider than tall
+    const cell = Math.max(columns.length > 128 ? 1 : 3, Math.min(staged ? 2.2 * largest : few ? 1.6 * largest : largest, fit));
     const flat = rows.length <= 10 || columns.length > 4 * rows.length;
-    const tall = staged ? Math.min(cell, largest) : flat ? Math.max(cell, Math.min(20, Math.floor(400 / rows.length)) ) : cell;
+    const tall = staged || (few && cell > largest) ? Math.min(cell, largest) : flat ? Math.max(cell, Math.min(20, Math.floor(400 / rows.length)) ) : cell;
     return { left, top, right, cell, tall, letter };
   }
 

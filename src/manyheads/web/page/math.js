@@ -110,6 +110,25 @@ export function coloured(markup) {
   return made;
 }
 
+/** Puts the equations of a formula below each other: those that a wide space separates. @param {Element} math */
+export function stacked(math) {
+  const equations = [[]];
+  for (const part of [...(math.firstElementChild?.children ?? [])]) {
+    if (part.localName === "mspace" && Number.parseFloat(part.getAttribute("width") ?? "0") >= 1) equations.push([]);
+    else equations.at(-1)?.push(part);
+  }
+  if (equations.length === 1) return math;
+  const make = (/** @type {string} */ name, /** @type {Element[]} */ ...parts) => {
+    const made = document.createElementNS("http://www.w3.org/1998/Math/MathML", name);
+    made.append(...parts);
+    return made;
+  };
+  const table = make("mtable", ...equations.map((parts) => make("mtr", make("mtd", make("mrow", ...parts)))));
+  table.setAttribute("displaystyle", "true");
+  math.replaceChildren(table);
+  return math;
+}
+
 /** A line with formulas, which wraps between them; a line of prose stays text. @param {string} text @returns {(Node|string)[]} */
 export function formulas(text) {
   if (!/[=←·√ᵀ/+]/.test(text)) return [text];

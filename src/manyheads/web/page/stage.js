@@ -22,7 +22,11 @@ export function stage(content, number) {
   const all = figures(content);
   const staged = all[(Number.parseInt(number, 10) - 1) % all.length || 0];
   staged?.classList.add("staged");
-  staged?.querySelector("[aria-pressed='true']")?.scrollIntoView({ block: "center" });
+  // Figures are laid out again for the window, after which the chosen part has its final position.
+  requestAnimationFrame(() => requestAnimationFrame(() => {
+    const here = staged?.querySelector("[data-here], [aria-pressed='true']");
+    here?.scrollIntoView({ block: here.closest("svg") ? "nearest" : "center", inline: "center" });
+  }));
 }
 
 /** Hovering a token highlights it everywhere on the page. */

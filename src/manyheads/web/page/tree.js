@@ -136,10 +136,15 @@ export class Tree extends Figure {
     const dash = node.state === "pruned" ? 'stroke-dasharray="3 3"' : "";
     const pale = node.state === "pruned" ? 'opacity="0.62"' : "";
     return (
-      `<g data-node="${at}" data-state="${node.state}"><rect x="${x}" y="${y}" width="${BOX.width}" height="${BOX.height}" rx="${round}" fill="${FILLS[node.state]}" pointer-events="all" ${wide} ${dash}/>` +
+      `<g data-node="${at}" data-state="${node.state}"${at === this.here() ? " data-here" : ""}><rect x="${x}" y="${y}" width="${BOX.width}" height="${BOX.height}" rx="${round}" fill="${FILLS[node.state]}" pointer-events="all" ${wide} ${dash}/>` +
       `<text x="${x + 6}" y="${y + 16}" font-size="12" ${pale}>${escaped(label)}</text>` +
       `<text x="${x + BOX.width - 5}" y="${y + 16}" font-size="10" text-anchor="end" ${pale}>${score}</text></g>`
     );
+  }
+
+  /** The node that stage mode brings into view: the chosen one, or the best of the step. */
+  here() {
+    return this.node === ROOT ? this.nodes.findIndex((node) => node.step === this.step) : this.node;
   }
 
   clicked(event) {

@@ -77,6 +77,24 @@ export function alignmentOf(story, at, layer, head) {
   return 1 - between(a.alignment_error[layer][head], b.alignment_error[layer][head], at - Math.floor(at));
 }
 
+/** The first sentence to show: its ribbons cross most, and the last probe translates it as the reference. @param {Story} story */
+export function mostReordered(story) {
+  if (kindOf(story) !== "translation") return 0;
+  const crossings = story.probes.at(-1).sentences.map(({ tokens, weights, shape: [layers, heads, rows, columns] }, at) => {
+    if (tokens.join("") !== story.sentences[at].target_tokens.join("")) return 0;
+    const looks = Array.from({ length: rows - 1 }, (_, row) => {
+      const sums = Array.from({ length: columns }, (__, column) => {
+        let sum = 0;
+        for (let map = 0; map < layers * heads; map++) sum += weights[(map * rows + row) * columns + column];
+        return sum;
+      });
+      return sums.indexOf(Math.max(...sums));
+    });
+    return looks.reduce((count, look, row) => count + looks.slice(row + 1).filter((later) => later < look).length, 0);
+  });
+  return crossings.indexOf(Math.max(...crossings));
+}
+
 /** x of each token's centre; the font shrinks until the line fits. */
 export function place(context, tokens, wide, size) {
   const labels = tokens.map((token) => (/^[<[].+[>\]]$/.test(token) ? "■" : token.trim() || "·"));
@@ -89,7 +107,7 @@ export function place(context, tokens, wide, size) {
     widths = labels.map((label) => context.measureText(label).width);
     gap = (wide - widths.reduce((a, b) => a + b, 0)) / (labels.length + 1);
   } while (gap < 4 && font > 7);
-  gap = Math.min(gap, 34);
+  gap = Math.min(gap, 4 * font);
   let x = (wide - widths.reduce((a, b) => a + b, 0) - gap * (labels.length - 1)) / 2;
   const centres = widths.map((width) => {
     x += width + gap;
@@ -247,7 +265,24 @@ export function drawCurve(context, story, moment, theme, box) {
   context.fillStyle = theme.quiet;
   context.font = `12px ${FONT}`;
   context.textAlign = "left";
-  context.fillText(box.narrow ? "held-out loss: drag" : `loss on these held-out ${EXAMPLES[kindOf(story)]}: drag, or press Space`, box.left, bottom + 18);
+  const above = box.axis + (box.staged ? 4 : 10);
+  context.fillText(box.narrow || box.staged ? "held-out loss" : `loss on these held-out ${EXAMPLES[kindOf(story)]}: drag along the curve, or press Space`, box.left + 8, bottom - 12);
+  drawSteps(context, story, box, bottom + 18);
   context.textAlign = "right";
-  context.fillText(`loss ${now.toFixed(2)}`, box.right, bottom + 18);
+  context.fillText(`loss ${now.toFixed(2)}`, x > box.right - 90 ? x - 8 : box.right, above);
+}
+
+/** Steps under the curve: as many probes as have room for their number. */
+function drawSteps(context, story, box, y) {
+  context.textAlign = "center";
+  let end = box.left - 20;
+  const last = story.probes.length - 1;
+  story.probes.forEach(({ step }, at) => {
+    const label = at === last ? `step ${step}` : String(step);
+    const half = context.measureText(label).width / 2;
+    const x = Math.min(curveX(box, story, at), box.right - half);
+    if (x - half < end + 14 || (at < last && x + half > box.right - 90)) return;
+    context.fillText(label, x, y);
+    end = x + half;
+  });
 }

@@ -20,7 +20,7 @@ export function layout(width, kind = "translation", heads = 8, examples = 8, mos
   const [top, curve] = staged ? [52, 44] : [narrow ? 84 : 62, 80];
   const base = { width, narrow, staged, kind, top, curve, left: 16, right: width - 16, end: width - 16, lines: 2, maps: null };
   if (kind === "images") return closed({ ...base, ...pictureLayout(base, heads, examples, most) });
-  const plain = kind === "language" ? 140 : Math.min(260, Math.max(170, width * 0.15));
+  const plain = kind === "language" ? 140 : Math.min(380, Math.max(170, 0.35 * width - 215));
   const below = { translation: 32, language: 50 }[kind]; // from the words to the output, on stage
   const tall = staged ? Math.max(60, most - top - 14 - below - 32 - curve - 26) : narrow ? 150 : plain;
   const target = top + 14 + tall;
@@ -54,7 +54,7 @@ function drawTranslation(context, story, moment, theme, box) {
   drawDots(context, story, moment, theme, box, heads);
 
   // Words and ribbons.
-  const size = box.narrow ? 13 : 17;
+  const size = box.narrow ? 13 : box.staged ? 17 : 19;
   const above = place(context, sentence.source_tokens, box.width, size);
   const below = place(context, sentence.target_tokens, box.width, size);
   const shown = moment.token < 0 ? below.labels.length : moment.token + 1;

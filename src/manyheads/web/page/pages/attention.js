@@ -4,7 +4,7 @@ import { post, tensor } from "../api.js";
 import { compareChoice, Comparison } from "../compare.js";
 import { element, labelled, select, shown, tabs } from "../dom.js";
 import { describe } from "../exports.js";
-import { cellOf, limited } from "../fitting.js";
+import { cellOf, limited, reordered } from "../fitting.js";
 import { TextAndTarget } from "../form.js";
 import { HeadGrid } from "../headgrid.js";
 import { HeatMap } from "../heatmap.js";
@@ -31,6 +31,7 @@ const STATISTICS = {
   distance: "mean distance",
   previous: "weight on the previous token",
   first: "weight on the first token",
+  coverage: "coverage of the source",
 };
 
 /** The elements of the page, reused while text and head change. */
@@ -57,6 +58,7 @@ async function show({ run, runs, state, text, controls }, signal) {
   const trace = await post("/api/trace", { ...request, off }, signal);
   const baseline = off.length ? await post("/api/trace", request, signal) : trace;
   screen.form.hasTarget(trace.output.kind === "text");
+  screen.given = state;
   const now = { run, runs, state, trace, off, ...chosen(trace, state) };
   screen.now = now;
   describe({ run: run.name, text, target: state.target, attention: nameOf(now.map.name), layer: now.layer + 1, head: now.head + 1, "without heads": off.join(" ") });
@@ -76,11 +78,11 @@ function chosen({ maps }, state) {
   return { map, layer: limited(state.layer, map.layers, layer), head: limited(state.head, map.heads, head) };
 }
 
-/** The head to begin with: of cross-attention the one with the least entropy, which aligns words most sharply. @param {import("../headgrid.js").AttentionMap} map */
+/** The first head to show. In cross-attention it is the head that covers the source best: it aligns words. @param {import("../headgrid.js").AttentionMap} map */
 function firstHead({ name, heads, statistics }) {
-  if (name !== "decoder.cross" || !statistics.entropy) return [0, 0];
-  const all = statistics.entropy.flat();
-  const at = all.indexOf(Math.min(...all));
+  if (name !== "decoder.cross" || !statistics.coverage) return [0, 0];
+  const all = statistics.coverage.flat();
+  const at = all.indexOf(Math.max(...all));
   return [Math.floor(at / heads), at % heads];
 }
 
@@ -150,10 +152,10 @@ function build() {
     cached: { key: "", bytes: null },
   };
   made.more.append(element("summary", {}, "Display"), made.display);
-  made.left.append(made.grid.root);
+  made.left.append(made.grid.root, made.facts);
   for (const view of [made.map, made.lines]) view.root.dataset.stage = "One head";
   screen = made;
-  const detail = element("section", { class: "near", "aria-label": "One head" }, made.about, made.near, made.facts);
+  const detail = element("section", { class: "near", "aria-label": "One head" }, made.about, made.near);
   return [made.form.root, made.output, element("div", { class: "split" }, made.left, detail), made.comparison.root];
 }
 
@@ -228,7 +230,7 @@ async function drawView(view, { state, trace, map, layer, head, isOff }, signal)
     shownPart = screen.queryKey;
   } else {
     const { values } = await of("weights", { layer, head });
-    screen.map.show({ ...matrix, values, high: high(values) }, at);
+    screen.map.show({ ...matrix, values, high: high(values) }, state.cell || map.name !== "decoder.cross" ? at : reordered(values, map.columns.length));
     shownPart = screen.map;
   }
   if (screen.near.firstChild !== shownPart.root) screen.near.replaceChildren(shownPart.root);
@@ -250,9 +252,12 @@ function goTo(row, head, how) {
   change({ map: map.name, layer: String(layer), head: String(Math.min(head, map.heads - 1)), cell: "" }, how);
 }
 
+/** The state of the URL, merged over the state of a step of the tour. */
+const current = () => ({ ...screen.given, ...read() });
+
 /** The next head, in stage mode. */
 function nextHead(by) {
-  const { map, layer, head } = chosen(screen.now.trace, read());
+  const { map, layer, head } = chosen(screen.now.trace, current());
   const to = layer * map.heads + head + by;
   if (to >= 0 && to < map.layers * map.heads) choose(Math.floor(to / map.heads), to % map.heads, { replace: true });
 }
@@ -264,7 +269,7 @@ function choose(layer, head, how = {}) {
 
 /** Knocks out a head, or restores it. */
 function knock(layer, head) {
-  const place = `${chosen(screen.now.trace, read()).map.name}.${layer}.${head}`;
+  const place = `${chosen(screen.now.trace, current()).map.name}.${layer}.${head}`;
   const off = new Set((read().off ?? "").split(" ").filter(Boolean));
   if (!off.delete(place)) off.add(place);
   change({ off: [...off].join(" "), layer: String(layer), head: String(head) });
@@ -273,7 +278,7 @@ function knock(layer, head) {
 /** Steps from the state in the URL: a key may be pressed again before the page is redrawn. */
 function shortcuts(event) {
   if (!screen.now) return;
-  const { layer, head } = chosen(screen.now.trace, read());
+  const { layer, head } = chosen(screen.now.trace, current());
   const by = { "[": -1, "]": 1 }[event.key];
   if (by) nextHead(by);
   if (event.key === "x" && !event.target.closest(".heads")) knock(layer, head);

@@ -36,8 +36,15 @@ export const { draw, keys, next } = definePage({
   example: (run) => run.ambiguous,
   build,
   show,
-  next: (by) => change({ step: String(Math.max(0, (integer(read().step) ?? 0) + by)) }, { replace: true }),
+  next: nextStep,
 });
+
+/** The next step of the search, in stage mode; from the complete tree on to its first step. */
+function nextStep(by) {
+  const { last: steps } = screen.tree;
+  const at = integer(read().step) ?? (by > 0 ? 0 : steps);
+  change({ step: String(Math.max(1, Math.min(steps, at + by))) }, { replace: true });
+}
 
 async function show({ run, state, text, controls }, signal) {
   fill(screen.text, text);

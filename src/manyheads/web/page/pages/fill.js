@@ -35,9 +35,9 @@ async function show({ run, state }, signal) {
   const words = parts(text);
   const places = words.flatMap(([, isWord], at) => (isWord ? [at] : []));
   const written = places.filter((at) => /^(\[mask\]|<mask>)$/i.test(words[at][0]));
-  // Default: the masks typed in the text, or the middle word.
-  const middle = written.length || !places.length ? [] : [places[Math.floor(places.length / 2)]];
-  const chosen = state.mask === undefined ? middle : state.mask.split(" ").map((number) => places[Number(number)]);
+  // Default: the masks typed in the text, or two words, as subject and object of the example.
+  const two = written.length ? [] : [places[Math.floor(places.length / 3)], places.at(-1)];
+  const chosen = state.mask === undefined ? two : state.mask.split(" ").map((number) => places[Number(number)]);
   const masked = new Set([...written, ...chosen.filter((at) => at !== undefined)]);
   screen.words.replaceChildren(...buttons(words, places, masked, written));
   screen.best = new Map(); // the most probable word of each mask, by position

@@ -41,6 +41,7 @@ async function show({ run, state, text, controls }, signal) {
   const boxes = flow.columns.flatMap((column) => column.boxes.map((box) => Object.assign(box, { column })));
   const most = (what) => Math.max(...flow.columns.map((column) => column[what]));
   const sizes = { boxes, layers: most("layers"), heads: most("heads") };
+  screen.given = state;
   const now = { flow, ...sizes, ...chosen(sizes, state) };
   screen.now = now;
   describe({ run: run.name, text, target: state.target, box: now.box.name, layer: now.layer + 1, head: now.head + 1 });
@@ -137,11 +138,11 @@ function chosen({ boxes, layers, heads }, state) {
   return { box, zoom, layer: limited(state.layer, layers), head: limited(state.head, heads) };
 }
 
-/** Steps from the state in the URL: a key may be pressed again before the page is redrawn. */
+/** Steps from the state of the URL, merged over that of a step of the tour: a key may be pressed again before the page is redrawn. */
 function shortcuts(event) {
   if (!screen.now) return;
   const { boxes, layers, heads } = screen.now;
-  const { box, layer, head } = chosen(screen.now, read());
+  const { box, layer, head } = chosen(screen.now, { ...screen.given, ...read() });
   const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   const way = { ArrowUp: -1, ArrowDown: 1 }[event.key];
   const side = { "[": -1, "]": 1 }[event.key];

@@ -45,6 +45,9 @@ function answer(name, letter) {
 }
 
 /** @param {Question} quiz @param {string|undefined} chosen undefined: not answered */
+/** A text with its one-letter indices lowered: d_k. @param {string} text */
+const indexed = (text) => text.split(/(?<=[A-Za-zα])_([a-z0-9])(?![a-z_])/).map((part, at) => (at % 2 ? element("sub", {}, part) : part));
+
 function card({ name, lecture, slide, question, choices }, chosen) {
   const result = chosen === undefined ? null : answers.get(name);
   const letters = Object.entries(choices);
@@ -53,7 +56,7 @@ function card({ name, lecture, slide, question, choices }, chosen) {
     "article",
     { class: "card quiz" },
     element("p", { class: "note" }, `${lecture}, “${slide}”`),
-    element("h2", {}, question),
+    element("h2", {}, ...indexed(question)),
     letters.length ? element("ul", {}, ...letters.map(([letter, text]) => choiceOf(name, letter, text, chosen, result))) : result ? null : open,
     ...(result && !letters.length ? result.findings.map(({ text }) => element("p", { class: "finding" }, text)) : []),
     ...(result?.printed ? [element("p", { class: "note" }, `The lecture says ${result.printed}.`)] : []),

@@ -56,7 +56,7 @@ function startHere(runs, state) {
     const run = fitting.find((one) => one.probed) ?? (name === "watch" ? undefined : fitting[0]);
     if (!run) return [];
     const href = address(name, { theme: state.theme ?? "", run: run.name });
-    return [element("a", { class: "way", href }, element("strong", {}, title), element("span", {}, about), element("small", {}, `with ${run.name}`))];
+    return [element("a", { class: "way", href }, element("strong", {}, title), element("span", {}, about), element("small", {}, `opens ${run.name}`))];
   });
   return ways.length ? element("section", { "aria-label": "Start here" }, element("h2", {}, "Start here"), element("div", { class: "ways-in" }, ...ways)) : "";
 }

@@ -3,7 +3,7 @@
 
 import { element } from "../dom.js";
 import { limited, nothingFits } from "../fitting.js";
-import { coloured } from "../math.js";
+import { coloured, stacked } from "../math.js";
 import { fits, pageOf, sharedState } from "../pages.js";
 import { request } from "../recording.js";
 import { runChoice, usableRuns } from "../runs.js";
@@ -41,7 +41,7 @@ function build(place) {
 function show(at, run, runs) {
   const step = steps[at];
   const formula = element("div", { class: "math" });
-  if (step.formula) formula.append(coloured(step.formula));
+  if (step.formula) formula.append(stacked(coloured(step.formula)));
   const button = (label, to) =>
     element("button", { type: "button", disabled: to < 0 || to >= steps.length, onclick: () => move(to) }, label);
   const list = element(
@@ -60,8 +60,15 @@ function show(at, run, runs) {
     runs.length > 1 ? runChoice(runs, run.name) : "",
     element("details", {}, element("summary", {}, "All steps"), list),
   );
+  fit(formula);
   screen.live.replaceChildren();
   Object.assign(screen, { at, run: run.name });
+}
+
+/** A formula does not break into lines: it shrinks until it fits its column. */
+function fit(formula) {
+  const { scrollWidth, clientWidth } = formula;
+  if (scrollWidth > clientWidth) formula.style.fontSize = `${(1.25 * clientWidth) / scrollWidth - 0.01}rem`;
 }
 
 /** The address of a step: it forgets what was chosen inside the view of another. */

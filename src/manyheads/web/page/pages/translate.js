@@ -4,7 +4,7 @@ import { post, tensor } from "../api.js";
 import { barTable } from "../bars.js";
 import { element, labelled, select, shown, tabs, visible } from "../dom.js";
 import { describe, saving } from "../exports.js";
-import { cellOf, limited } from "../fitting.js";
+import { cellOf, limited, reordered } from "../fitting.js";
 import { fill, textArea } from "../form.js";
 import { HeatMap } from "../heatmap.js";
 import { definePage } from "../page.js";
@@ -21,7 +21,7 @@ const FORGOTTEN = { prefix: "", at: "", which: "", cell: "", target: "" };
 
 export const { draw, keys } = definePage({
   name: "translate",
-  about: "Translates as you type. The map shows the attention of each target token to the source. A weight shows what is mixed in, not why a token is chosen.",
+  about: "Translates as you type. The map shows the attention of each target token to the source. It shows what is mixed in, not why a token is chosen.",
   keys: [
     ["← →", "on the translation: previous token, next token; Enter shows alternatives"],
     ["← → ↑ ↓", "in a map: next cell"],
@@ -183,7 +183,7 @@ async function drawAlignment({ run, state, text, result }, gold, signal) {
   const kind = alignment.joined ? "Attention of the target to the source" : "Cross-attention";
   const [source, rows, columns] = byWords ? [pair.trace, pair.rows, pair.columns] : [result.trace, result.pieces, alignment.columns];
   const { values } = await tensor(source, `${byWords ? "words" : "alignment"}.${map.kind}`, map.which, signal);
-  screen.map.show({ name: `alignment-${map.title.replace(/\W+/g, "-")}`, title: `${kind}, ${map.title}`, rows, columns, values, says }, cellOf(state.cell));
+  screen.map.show({ name: `alignment-${map.title.replace(/\W+/g, "-")}`, title: `${kind}, ${map.title}`, rows, columns, values, says }, state.cell ? cellOf(state.cell) : reordered(values, columns.length));
   screen.note.textContent = goldNote(gold, map, result);
   if (!pair) return;
   const links = await tensor(pair.trace, "gold", {}, signal);

@@ -10,7 +10,7 @@ import { request } from "../recording.js";
 import { chosenRun, lead, runChoice, usableRuns } from "../runs.js";
 import { exampleName, outputAt } from "../samples.js";
 import { change } from "../state.js";
-import { alignmentOf, HEAD_COLOURS, kindOf, momentAt, nearest, positionOf, stepAt } from "../watchparts.js";
+import { alignmentOf, HEAD_COLOURS, kindOf, mostReordered, momentAt, nearest, positionOf, stepAt } from "../watchparts.js";
 import { pictureAt } from "../watchpictures.js";
 import { drawWatch, layout } from "../watchview.js";
 
@@ -21,19 +21,19 @@ const MODULES = ["watchparts.js", "watchlanguage.js", "watchpictures.js", "watch
 /** The words of the page for each kind of example; `attention` names the heads that can be removed. */
 const KINDS = {
   translation: {
-    lead: "One sentence while the model learns. Ribbons are cross-attention, one colour a head, as wide as the weight. Drag along the loss curve.",
+    lead: "A held-out sentence while the model learns. Ribbons are cross-attention, one colour a head, as wide as the weight.",
     example: "Sentence",
     written: "Translation written so far",
     attention: "decoder.cross",
   },
   language: {
-    lead: "A held-out text while the model learns. Arcs are self-attention, one colour a head; bars are P of each token. Drag along the loss curve.",
+    lead: "A held-out text while the model learns. Arcs are self-attention, one colour a head; bars are P of each token.",
     example: "Text",
     written: "Text read so far",
     attention: "decoder.self",
   },
   images: {
-    lead: "Held-out pictures while the model learns to name them. Each head colours the patches that it attends to. Drag along the loss curve.",
+    lead: "Held-out pictures while the model learns to name them. Each head colours the patches that it attends to.",
     example: "Picture",
   },
 };
@@ -92,7 +92,7 @@ class Watch {
     const step = state.step === undefined ? Infinity : Number(state.step);
     this.moment = {
       at: positionOf(source, Number.isFinite(step) ? step : Infinity),
-      sentence: bounded(state.sentence, source.sentences.length - 1),
+      sentence: bounded(state.sentence, source.sentences.length - 1, mostReordered(source)),
       layer: bounded(state.layer, layers - 1, this.bestLayer(layers)),
       hidden: new Set((state.hide ?? "").split(".").filter(Boolean).map(Number)),
       token: -1,
@@ -111,7 +111,7 @@ class Watch {
       onpointermove: (event) => this.point(event),
       onpointerleave: () => this.look(-1),
     });
-    this.status = element("output", { class: "readout", "aria-live": "polite" });
+    this.status = element("output", { class: "readout unseen", "aria-live": "polite" }); // the picture shows it, too
     this.heads = element("div", { class: "heads-legend", role: "group", "aria-label": "Heads of this layer" });
     this.writing = element("input", { type: "range", min: "0", oninput: () => this.write(Number(this.writing.value)) });
     this.playing = element("button", { type: "button", onclick: () => this.play() }, "Play");
@@ -188,6 +188,7 @@ class Watch {
     const fine = (devicePixelRatio || 1) * (canvas.getBoundingClientRect().width / canvas.offsetWidth || 1);
     canvas.width = this.box.width * fine;
     canvas.height = this.box.height * fine;
+    canvas.style.width = `${this.box.width}px`;
     canvas.style.height = `${this.box.height}px`;
     const context = canvas.getContext("2d");
     context.setTransform(fine, 0, 0, fine, 0, 0);
@@ -220,7 +221,7 @@ class Watch {
       return;
     }
     this.heads.replaceChildren(
-      element("span", { class: "note" }, source.probes[0].alignment_error ? "Alignment error of each head" : "Heads"),
+      element("span", { class: "note" }, source.probes[0].alignment_error ? "Alignment error of each head (a full circle: none)" : "Heads"),
       ...labels.map((label, head) => {
         const sample = element("span", { class: "sample" });
         sample.style.background = HEAD_COLOURS[head % HEAD_COLOURS.length];
