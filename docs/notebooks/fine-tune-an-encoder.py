@@ -138,10 +138,10 @@ plt.show()
 # %% [markdown]
 # With 300 test sentences, the standard error of an accuracy is about 0.03.
 #
-# Read the gap as an illustration, not as a measurement. It is one seed, and the settings were chosen
-# while looking at these test sentences: this is the third of three. The first (vocabulary 1,000,
-# mask rate 0.15, dropout 0.1) gave 0.58 against 0.53 with 1,600 labels, the second, with these
-# settings of pretraining, 0.72 against 0.53. With few labels both models are near guessing.
+# Read the gap as an illustration, not as a measurement. It is one seed, and the settings were
+# chosen while looking at these test sentences: this is the third of three. The first (vocabulary
+# 1,000, mask rate 0.15, dropout 0.1) gave 0.58 against 0.53 with 1,600 labels, the second, with
+# these settings of pretraining, 0.72 against 0.53. With few labels both models are near guessing.
 #
 # ## Is the classifier sure?
 

@@ -19,7 +19,7 @@ NEEDS = re.compile(r"^Needs: \S", flags=re.M)
 
 def lines(page: Path) -> list[list[str]]:
     """The commands of a page; those with placeholders (RUN, …), and bare names, are left out."""
-    texts = [" ".join(words).rstrip("\\") for words in commands(page)]  # of a longer command
+    texts = [" ".join(words).rstrip("\\") for words in commands(page)]  # its first line
     plain = [shlex.split(text) for text in texts if "…" not in text and text.count("'") % 2 == 0]
     return [
         words

@@ -46,7 +46,11 @@ exec(compile(source, name, "exec"), {"__name__": "__main__"})
 
 
 # Pages whose Python blocks run elsewhere: one needs a server, the other an export.
-RUN_ELSEWHERE = {"docs/serving.md": "tests/serve", "docs/models.md": "tests/exchange/test_onnx.py"}
+RUN_ELSEWHERE = {
+    "docs/serving.md": "tests/serve",
+    "docs/models.md": "tests/exchange/test_onnx.py",
+    "docs/how-to/activations.md": "tests/test_cli.py",
+}
 
 
 @pytest.mark.parametrize(
