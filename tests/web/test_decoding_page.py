@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -104,8 +105,11 @@ def test_gold_stands_beside_the_map_of_an_own_sentence(
     gold = reported(address, "/api/gold", run="translator", text=pair.source)["pair"]
     error = f"{100 * gold['errors']['weights'][1][0]:.4g} %"
     expect(page.locator(".alignment .note").first).to_contain_text(error)
-    drawn = pixels(page, ".heatmap:nth-of-type(2) .plane > canvas")
-    inked = {(s, t) for t, s in np.argwhere(drawn[..., 0] == 16).tolist()}
+    inked: set[tuple[int, int]] = set()
+    end = time.monotonic() + 5
+    while not inked and time.monotonic() < end:  # the map is drawn after the note
+        drawn = pixels(page, ".heatmap:nth-of-type(2) .plane > canvas")
+        inked = {(s, t) for t, s in np.argwhere(drawn[..., 0] == 16).tolist()}
     assert inked == pair.alignment
     # The translation that is shown is compared, not always the first.
     requested = {"run": "translator", "text": pair.source, "beam": 2}

@@ -139,7 +139,7 @@ def _settings(name: str, library: Library) -> Response:
     folder = library.find(name)
     read_run(folder)
     text = (folder / SETTINGS).read_text(encoding="utf-8")
-    return JSONResponse({"name": name, "settings": text, "command": command(folder)})
+    return JSONResponse({"name": name, "settings": text, "command": command(name, folder)})
 
 
 async def metrics(request: Request) -> Response:
