@@ -1,4 +1,4 @@
-"""What the probes of a training cost: seconds of a probe and of a step, and bytes.
+"""The cost of probes during a training: seconds of a probe and of a step, and bytes.
 
     python benchmarks/probes.py phrasebook
     python benchmarks/probes.py images data.folder=mnist
@@ -36,11 +36,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recipe")
     parser.add_argument("settings", nargs="*")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
-        run = read_recipe(asked.recipe, asked.settings)
+        run = read_recipe(options.recipe, options.settings)
         trainer = make_trainer(run, folder, torch.device("cpu"))
         probe: Any = trainer.probe
         probe.resume(0)
@@ -51,7 +51,7 @@ def main() -> None:
         per_step = seconds(trainer.step, STEPS)
         steps, probes = trainer.train.steps, len(probe.steps)
     result = {
-        "recipe": asked.recipe,
+        "recipe": options.recipe,
         "steps": steps,
         "probes": probes,
         "seconds_per_step": round(per_step, 4),

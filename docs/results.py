@@ -115,8 +115,8 @@ class Experiment:
         return list(dict.fromkeys(row.table for row in self.rows))
 
     def row(self, system: str, setting: str, metric: str) -> Row:
-        wanted = (system, setting, metric)
-        (row,) = (row for row in self.rows if (row.system, row.setting, row.metric) == wanted)
+        row_key = (system, setting, metric)
+        (row,) = (row for row in self.rows if (row.system, row.setting, row.metric) == row_key)
         return row
 
 

@@ -41,7 +41,7 @@ class Charsmap:
 
     def _match(self, data: bytes, start: int) -> tuple[str, int] | None:
         """The target of the longest source from `start` on, and the end of the source."""
-        node, found = _offset(self.units[0]), None
+        node, longest = _offset(self.units[0]), None
         for position in range(start, len(data)):
             node ^= data[position]
             unit = self.units[node]
@@ -49,11 +49,11 @@ class Charsmap:
                 break
             node ^= _offset(unit)
             if unit >> 8 & 1:  # a source ends here
-                found = self.units[node] & 0x7FFFFFFF, position + 1
-        if found is None:
+                longest = self.units[node] & 0x7FFFFFFF, position + 1
+        if longest is None:
             return None
-        target = self.targets[found[0] : self.targets.index(0, found[0])]
-        return target.decode(), found[1]
+        target = self.targets[longest[0] : self.targets.index(0, longest[0])]
+        return target.decode(), longest[1]
 
 
 def _offset(unit: int) -> int:
