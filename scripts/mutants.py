@@ -7,47 +7,70 @@
     python scripts/mutants.py --retry                            test survivors again
 
 A mutant is one change inside a function of `PACKAGES`: an operator, a constant, a condition, an
-argument, a returned value or a statement. Each is made in its own temporary copy of the tree. The
-tests that belong to its file run until the first failure: first those named after the file, then
-those that import it, those of its package, and the golden record, in each group the fast files
-first. Before that, the same tests run without a mutant: those that fail there, for example because
-a package is not installed, are left out. Their time sets the time limit of a mutant, and one that
-exceeds it counts as killed.
+argument, a returned value or a statement.
 
-Results are kept in runs/mutants.jsonl; a second call with the same code continues there. Mutants
-that compute the same are listed in scripts/mutants-equivalent.txt with the reason, and do not
-count. The last line is a JSON object. 200 mutants take about 2 hours on 2 cores.
+First the tests run without a mutant, with a probe in each block of code. This baseline gives the
+tests that pass, their seconds and the blocks that each test executes. A file of tests that cannot
+be imported, for example because a package is not installed, is absent for baseline and mutants.
+Then each mutant runs the tests that execute its block, until one fails: first the tests named
+after its file, those that import it and those of its package, then the others, in each group the
+fast ones first, up to `--seconds` of tests. A mutant that no test executes survives. One that
+takes three times the expected seconds plus 30 counts as killed.
+
+A verdict is printed and appended to `--out` when it is known; a second call with the same code
+continues there. At the time limit the rest is left out. Mutants that compute the same are listed
+in scripts/mutants-equivalent.txt with the reason, and do not count. The last line is a JSON object.
+
+On a machine without pip, carry the packages that it lacks in a folder (19 MB) and name the folder
+in PYTHONPATH:
+
+    INTO="--no-compile --no-deps -c constraints.txt --target carry"
+    pip install $INTO --python-version 3.12 --only-binary=:all: hypothesis sortedcontainers \\
+        beartype mido starlette uvicorn anyio h11 idna absl-py six nltk
+    pip install $INTO rouge-score
+    PYTHONPATH=carry python scripts/mutants.py --processes 14 --minutes 9 --out mutants.jsonl
 """
 
 import argparse
 import ast
+import copy
 import hashlib
+import importlib
 import importlib.util
 import itertools
 import json
+import multiprocessing
 import os
 import random
-import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Self
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
+VARIABLES = {
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",  # as in CI: kernels run in Triton's interpreter
+    "TRITON_INTERPRET": "1",
+    "CI": "1",  # hypothesis then draws the same examples in each run
+}
 PACKAGES = ("nn", "decode", "train", "data", "evaluate")
 # These need a GPU.
 EXCLUDED = ("train/cuda_graphs.py", "train/prefetch.py", "decode/cuda_graphs.py")
-RESULTS = ROOT / "runs" / "mutants.jsonl"
+# Tests of other things, and tests that depend on the time.
+OTHER_TESTS = ("web", "docs", "lab", "benchmarks", "examples", "serve", "view")
 EQUIVALENT = ROOT / "scripts" / "mutants-equivalent.txt"
 PYTEST = (
-    *("-m", "pytest", "-q", "--no-header", "-rfE", "--tb=no", "-p", "no:cacheprovider"),
+    *("-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist"),
     *("-m", "not slow and not gpu and not compile", "-o", "addopts="),
 )
 SHAPES = "--jaxtyping-packages=manyheads,beartype.beartype"
@@ -58,6 +81,9 @@ PAIRS = [
 ]
 SWAPS = dict(PAIRS) | {b: a for a, b in PAIRS}
 SWAPS |= dict.fromkeys((ast.FloorDiv, ast.Mod, ast.Pow), ast.Mult)
+
+
+# ---- Mutants --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -71,6 +97,7 @@ class Mutant:
     text: str  # the line
     before: str
     after: str
+    block: str  # the innermost block of statements around it
 
     @property
     def key(self) -> str:
@@ -109,20 +136,67 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
             yield ast.Pass()
 
 
-def sites(node: ast.AST, inside: bool = False) -> Iterator[tuple[ast.AST, ast.AST]]:
-    """(node, replacement) inside functions; not in annotations, defaults, messages or asserts."""
-    if isinstance(node, ast.JoinedStr | ast.Raise | ast.Assert | ast.AnnAssign) and inside:
+def sites(node: ast.AST, block: str = "") -> Iterator[tuple[ast.AST, ast.AST, str]]:
+    """(node, replacement, block) inside functions; not in annotations, messages or asserts."""
+    if block and isinstance(node, ast.JoinedStr | ast.Raise | ast.Assert | ast.AnnAssign):
         return
-    if inside:
+    if block:
         if isinstance(node, ast.If | ast.While):
-            yield node.test, ast.UnaryOp(ast.Not(), node.test)
-        yield from ((node, change) for change in changes(node))
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        for statement in node.body:
-            yield from sites(statement, True)
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from sites(child, inside)
+            yield node.test, ast.UnaryOp(ast.Not(), node.test), block
+        yield from ((node, change, block) for change in changes(node))
+    inside = bool(block) or is_function(node)
+    for name, value in ast.iter_fields(node):
+        if is_function(node) and name != "body":  # decorators, defaults
+            continue
+        values = value if isinstance(value, list) else [value]
+        own = f"{name} {values[0].lineno}" if inside and is_block(value) else block
+        for child in values:
+            if isinstance(child, ast.AST):
+                yield from sites(child, own)
+
+
+def is_function(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+
+
+def is_block(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], ast.stmt)
+
+
+def add_probes(source: str, file: str) -> str:
+    """The code with a call at the start of each block inside a function."""
+    tree = ast.parse(source)
+    functions = [node for node in ast.walk(tree) if is_function(node)]
+    for node in {inner: None for function in functions for inner in ast.walk(function)}:
+        for name, value in ast.iter_fields(node):
+            if is_block(value):
+                label = f"{file} {name} {value[0].lineno}"
+                first = is_function(node) and ast.get_docstring(node) is not None
+                value[int(first) : int(first)] = ast.parse(f"_mutants_hit({label!r})").body
+    start = 0
+    while start < len(tree.body) and (
+        isinstance(tree.body[start], ast.Expr)
+        or (
+            isinstance(tree.body[start], ast.ImportFrom) and tree.body[start].module == "__future__"
+        )
+    ):
+        start += 1
+    tree.body[start:start] = ast.parse("from mutants_probe import hit as _mutants_hit").body
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+# The module that the probes call. The test that runs is in a variable of the environment, which
+# the processes that a test starts inherit.
+PROBE = """
+import os
+seen = set()
+def hit(block):
+    test = os.environ.get("MUTANTS_TEST", "")
+    if (test, block) not in seen:
+        seen.add((test, block))
+        with open(os.environ["MUTANTS_HITS"], "a") as file:
+            file.write(f"{test}\\t{block}\\n")
+"""
 
 
 def mutants_of(path: Path) -> list[Mutant]:
@@ -130,144 +204,235 @@ def mutants_of(path: Path) -> list[Mutant]:
     lines = source.splitlines(keepends=True)
     starts = list(itertools.accumulate(map(len, lines), initial=0))
     mutants = []
-    for node, change in sites(ast.parse(source)):
+    for node, change, block in sites(ast.parse(source)):
         start = starts[node.lineno - 1] + node.col_offset
         end = starts[node.end_lineno - 1] + node.end_col_offset
-        code = ast.unparse(ast.fix_missing_locations(change))
+        code = ast.unparse(ast.fix_missing_locations(copy.deepcopy(change)))
         before = " ".join(source[start:end].decode().split())
         after = f"({code})" if isinstance(node, ast.expr) else code
         line = lines[node.lineno - 1].decode().strip()
-        mutants.append(Mutant(name, node.lineno, start, end, line, before, after))
+        label = f"{name} {block}"
+        mutants.append(Mutant(name, node.lineno, start, end, line, before, after, label))
     return mutants
-
-
-def imported(path: Path) -> set[str]:
-    """The modules that a file imports, by their full names."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names
-
-
-def selections() -> dict[str, list[list[str]]]:
-    """For each source file its tests in four groups: by name, by import, by package, golden."""
-    files = sorted((ROOT / "tests").rglob("*.py"))
-    imports = {path: imported(path) for path in files}
-    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in files}
-    for _ in range(3):  # helpers of tests, and their helpers
-        for path, names in imports.items():
-            helpers = [modules[name] for name in names & modules.keys()]
-            imports[path] = names.union(*(imports[helper] for helper in helpers))
-    tests = [path for path in files if path.name.startswith("test_") and "_gpu" not in path.name]
-    selected = {}
-    for source in sorted(path for name in PACKAGES for path in package(name)):
-        module = ".".join(source.relative_to(ROOT / "src").with_suffix("").parts)
-        home = ROOT / "tests" / source.parent.name
-        groups = [
-            [path for path in tests if path.name.startswith(f"test_{source.stem}")],
-            [path for path in tests if module in imports[path]],
-            [path for path in tests if path.parent == home],
-            [path for path in tests if path.parent.name == "golden"],
-        ]
-        names = [[str(path.relative_to(ROOT)) for path in group] for group in groups]
-        selected[str(source.relative_to(ROOT))] = names
-    return selected
 
 
 def package(name: str) -> list[Path]:
     folder = ROOT / "src" / "manyheads" / name
-    return [path for path in folder.glob("*.py") if not str(path).endswith(EXCLUDED)]
+    return sorted(path for path in folder.glob("*.py") if not str(path).endswith(EXCLUDED))
 
 
-def copy_tree(source: Path) -> Path:
-    target = Path(tempfile.mkdtemp(prefix="mutants-")) / "tree"
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns(".git", ".venv", "runs"))
-    return target
+# ---- Tests ----------------------------------------------------------------------------------
 
 
-def run_tests(tree: Path, tests: list[str], limit: float, *options: str) -> tuple[str, list[str]]:
-    """ "passed", "failed" or "timeout", and the tests (or files, at import) that fail."""
-    paths = [tree / "src", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    variables = {
-        "PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in paths),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",  # as in CI: kernels run in Triton's interpreter
-    }
-    shapes = [SHAPES] if importlib.util.find_spec("beartype") else []
-    # A group of its own, so that a limit also ends processes that tests have started.
-    process = subprocess.Popen(
-        [sys.executable, *PYTEST, *shapes, *options, *tests],
-        cwd=tree,
-        env=os.environ | variables,
-        start_new_session=True,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+def test_files(part: str) -> list[str]:
+    """Paths that contain `part`, the largest file first."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"), key=lambda path: -path.stat().st_size)
+    names = [path.relative_to(ROOT) for path in files if "_gpu" not in path.name]
+    return [str(n) for n in names if n.parts[1] not in OTHER_TESTS and part in str(n)]
+
+
+@cache
+def is_near(test_file: str, file: str) -> bool:
+    """True if tests are named after a source file, import it, or are those of its package."""
+    test, source = Path(test_file), Path(file)
+    module = f"{source.parent.name}.{source.stem}"
+    return (
+        test.name.startswith(f"test_{source.stem}")
+        or test.parent.name == source.parent.name
+        or module in (ROOT / test).read_text(encoding="utf-8")
     )
-    try:
-        output, _ = process.communicate(timeout=max(0.0, limit))
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return "timeout", tests
-    if process.returncode in (0, 5):  # 5: every test of a file is skipped or left out
-        return "passed", []
-    failures = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.MULTILINE)
-    return "failed", failures or tests
+
+
+class Plugin:
+    """Runs `tests` in their order (all if None), and records each result in `path`."""
+
+    def __init__(self, path: Path, tests: list[str] | None = None):
+        self.path, self.order = path, {name: at for at, name in enumerate(tests or ())}
+        self.label("")
+
+    def label(self, name: str) -> None:
+        os.environ["MUTANTS_TEST"] = name
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[Any]) -> None:
+        if self.order:
+            chosen = [item for item in items if item.nodeid in self.order]
+            items[:] = sorted(chosen, key=lambda item: self.order[item.nodeid])
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.label(nodeid)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.label("")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
+        """What a shared fixture executes belongs to every test of the file."""
+        before = os.environ["MUTANTS_TEST"]
+        if fixturedef.scope != "function":
+            self.label("")
+        try:
+            return (yield)
+        finally:
+            self.label(before)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.record(report.nodeid, "failed", 0.0)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed or report.when == "call":
+            self.record(report.nodeid, report.outcome, report.duration)
+
+    def record(self, test: str, outcome: str, seconds: float) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps([test, outcome, seconds]) + "\n")
+
+
+def read_lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def run_tests(
+    tree: Path, files: list[str], limit: float, tests: list[str] | None = None, *options: str
+) -> tuple[str, list[tuple[str, str, float]]]:
+    """Run pytest in a forked process: "passed", "failed" or "timeout", and the results of tests."""
+    results = tree / "results.jsonl"
+    results.unlink(missing_ok=True)
+    child = os.fork()
+    if child == 0:  # a session of its own, so that a limit also ends processes that tests start
+        os.setsid()
+        with (tree / "output.txt").open("w") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        os.chdir(tree)
+        sys.path[:0] = [str(tree), str(tree / "src")]
+        folders = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        paths = [str(tree / "src"), *(str(ROOT / folder) for folder in folders)]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        os.environ["MUTANTS_HITS"] = str(tree / "hits.txt")
+        shapes = [SHAPES] if importlib.util.find_spec("beartype") else []
+        status = 1
+        try:
+            arguments = [*PYTEST, *shapes, f"--rootdir={tree}", *options, *files]
+            status = int(pytest.main(arguments, plugins=[Plugin(results, tests)]))
+        finally:
+            os._exit(status)
+    end, status = time.monotonic() + limit, None
+    while status is None and time.monotonic() < end:
+        done, code = os.waitpid(child, os.WNOHANG)
+        status = code if done else time.sleep(0.05)
+    if status is None:
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    records = [tuple(json.loads(line)) for line in read_lines(results)]
+    if status is None:
+        return "timeout", records
+    # 5: every test of a file is skipped or left out
+    passed = os.WIFEXITED(status) and os.WEXITSTATUS(status) in (0, 5)
+    return "passed" if passed else "failed", records
+
+
+def copy_tree(folder: Path) -> Path:
+    """A copy of what the tests need: large folders of the checkout stay out."""
+    left_out = (".git", ".venv", "runs", "carry", "node_modules", "hits.txt", "_build", "shared")
+    tree = Path(tempfile.mkdtemp(prefix="tree-", dir=folder))
+    shutil.copytree(
+        ROOT, tree, ignore=shutil.ignore_patterns(*left_out), dirs_exist_ok=True, symlinks=True
+    )
+    return tree
+
+
+# ---- Baseline -------------------------------------------------------------------------------
 
 
 @dataclass
 class Baseline:
-    """Seconds of each test file without a mutant, and the tests that fail there."""
+    """Seconds of each test that passes without a mutant, and the tests that execute each block."""
 
     seconds: dict[str, float]
-    failures: list[str]
+    tests: dict[str, set[str]]
+    failed: list[str]
 
-    @classmethod
-    def measure(cls, tree: Path, tests: list[str], pool: Executor, deadline: float) -> Self:
-        self = cls({}, [])
+    def select(self, mutant: Mutant, limit: float) -> list[list[str]]:
+        """Tests that execute the mutant's block: the near ones, then others, fast ones first."""
+        tests = sorted(self.tests.get(mutant.block, ()), key=lambda name: self.seconds[name])
+        near = [name for name in tests if is_near(name.split("::")[0], mutant.file)]
+        far = [name for name in tests if name not in {*near}]
+        groups, left = [], limit
+        for group in (near, far):
+            ends = list(itertools.accumulate(self.seconds[name] for name in group))
+            groups.append([name for name, end in zip(group, ends, strict=True) if end <= left])
+            left -= sum(self.seconds[name] for name in groups[-1])
+        return [group for group in groups if group]
 
-        def measure(test: str) -> None:
-            start = time.monotonic()
-            _, failures = run_tests(tree, [test], min(300, deadline - start))
-            self.failures.extend(failures)
-            if test not in failures:
-                self.seconds[test] = time.monotonic() - start
 
-        list(pool.map(measure, tests))
-        return self
+def measure_file(deadline: float, file: str) -> tuple[list[Any], list[str]]:
+    hits = TREE / "hits.txt"
+    hits.unlink(missing_ok=True)
+    limit = min(150.0, deadline - time.monotonic())
+    status, records = run_tests(TREE, [file], limit) if limit > 0 else ("timeout", [])
+    if status == "timeout":
+        records.append((f"{file} (in part: time limit)", "failed", limit))
+    return records, read_lines(hits)
+
+
+def measure(pool: Executor, files: list[str], deadline: float) -> Baseline:
+    baseline = Baseline({}, {}, [])
+    for future in as_completed([pool.submit(measure_file, deadline, file) for file in files]):
+        records, hits = future.result()
+        baseline.failed += [test for test, outcome, _ in records if outcome == "failed"]
+        passed = {test: seconds for test, outcome, seconds in records if outcome == "passed"}
+        baseline.seconds |= {t: s for t, s in passed.items() if t not in baseline.failed}
+        for line in hits:
+            test, _, block = line.partition("\t")
+            names = [test] if test else passed  # while the file is imported: all of its tests
+            found = {name for name in names if name in baseline.seconds}
+            baseline.tests.setdefault(block, set()).update(found)
+    return baseline
+
+
+# ---- Verdicts -------------------------------------------------------------------------------
+
+TREE = Path()  # of a worker process
+
+
+def start_worker(folder: Path, with_probes: bool) -> None:
+    global TREE
+    TREE = copy_tree(folder)
+    if with_probes:
+        (TREE / "src" / "mutants_probe.py").write_text(PROBE)
+        for source in [path for name in PACKAGES for path in package(name)]:
+            file = str(source.relative_to(ROOT))
+            (TREE / file).write_text(add_probes(source.read_text(encoding="utf-8"), file))
 
 
 def run_mutant(
-    mutant: Mutant, tree: Path, groups: list[list[str]], baseline: Baseline, deadline: float
+    mutant: Mutant, groups: list[list[str]], expected: list[float], deadline: float
 ) -> tuple[str, str]:
-    """The status, and the first test that fails."""
-    path = tree / mutant.file
+    """The status and the first test that fails."""
+    path = TREE / mutant.file
     source = path.read_bytes()
     path.write_bytes(source[: mutant.start] + mutant.after.encode() + source[mutant.end :])
-    left_out = [f"--deselect={name}" for name in baseline.failures if "::" in name]
-    done: set[str] = set()
-    for group in groups:
-        tests = sorted({*group} & baseline.seconds.keys() - done, key=baseline.seconds.__getitem__)
-        if not tests:
-            continue
-        limit = 30 + 3 * sum(baseline.seconds[name] for name in tests)
-        limit = min(limit, deadline - time.monotonic())
-        status, failures = run_tests(tree, tests, limit, "-x", *left_out)
-        if time.monotonic() >= deadline:
-            return "unfinished", ""
-        if status != "passed":
-            return status, failures[0]
-        done.update(tests)
-    return "passed", ""
+    try:
+        for tests, seconds in zip(groups, expected, strict=True):
+            files = sorted({name.split("::")[0] for name in tests})
+            limit = min(30 + 3 * seconds, deadline - time.monotonic())
+            if limit <= 0:
+                return "unfinished", ""
+            status, records = run_tests(TREE, files, limit, tests, "-x")
+            if time.monotonic() >= deadline:
+                return "unfinished", ""
+            if status != "passed":
+                failed = [test for test, outcome, _ in records if outcome == "failed"]
+                return status, (failed or files)[0]
+    finally:
+        path.write_bytes(source)
+    return "passed", "" if groups else "no test executes it"
 
 
 def report(mutant: Mutant, status: str, test: str) -> None:
     verdicts = {
-        "passed": "SURVIVED",
+        "passed": "SURVIVED" + (f" ({test})" if test else ""),
         "failed": f"killed by {test}",
         "timeout": "killed by time",
         "unfinished": "not tested in time",
@@ -276,10 +441,16 @@ def report(mutant: Mutant, status: str, test: str) -> None:
     print(f"{mutant.file}:{mutant.line}  {change}  {verdicts[status]}", flush=True)
 
 
-def read_results(digest: str) -> dict[str, tuple[str, str]]:
-    """Status and test of the mutants of this code, by key and start."""
-    records = [json.loads(line) for line in RESULTS.open()] if RESULTS.exists() else []
-    return {r["id"]: (r["status"], r["test"]) for r in records if r["code"] == digest}
+def read_results(path: Path, digest: str) -> dict[str, tuple[str, str]]:
+    """Status and test of the mutants of this code, by id."""
+    records = [json.loads(line) for line in read_lines(path)]
+    return {r["id"]: (r["status"], r["test"]) for r in records if r.get("code") == digest}
+
+
+def not_equivalent(mutants: Iterable[Mutant]) -> list[Mutant]:
+    lines = EQUIVALENT.read_text(encoding="utf-8").splitlines()
+    equivalent = {line.rpartition("  # ")[0] for line in lines}
+    return [mutant for mutant in mutants if mutant.key not in equivalent]
 
 
 def main() -> None:
@@ -289,53 +460,63 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=600, help="start no mutant after these")
+    parser.add_argument("--minutes", type=float, default=600, help="end after these")
+    parser.add_argument("--seconds", type=float, default=60, help="tests of one mutant, at most")
     parser.add_argument("--only", default="", help="files whose path contains this")
+    parser.add_argument("--tests", default="", help="files of tests whose path contains this")
     parser.add_argument("--retry", action="store_true", help="test survivors again")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "mutants.jsonl")
     options = parser.parse_args()
-    began, selected = time.monotonic(), selections()
+    began = time.monotonic()
     deadline = began + 60 * options.minutes
-    everything = [m for f in selected if options.only in f for m in mutants_of(ROOT / f)]
+    files = [path for name in PACKAGES for path in package(name) if options.only in str(path)]
+    everything = [mutant for path in files for mutant in mutants_of(path)]
     sample = random.Random(options.seed).sample(everything, min(options.count, len(everything)))
-    lines = EQUIVALENT.read_text(encoding="utf-8").splitlines()
-    equivalent = {line.rpartition("  # ")[0] for line in lines}
-    sample = [mutant for mutant in sample if mutant.key not in equivalent]
+    sample = not_equivalent(sample)
     code = b"".join(path.read_bytes() for path in sorted((ROOT / "src").rglob("*.py")))
     digest = hashlib.sha256(code).hexdigest()[:12]
-    results = read_results(digest)
+    results = read_results(options.out, digest)
     again = ("passed",) if options.retry else ()
     todo = [m for m in sample if m.id not in results or results[m.id][0] in again]
     print(
         f"{len(everything)} mutants, {len(sample)} in the sample, {len(todo)} to test", flush=True
     )
-    needed = sorted({test for m in todo for group in selected[m.file] for test in group})
-    pool, tree = ThreadPoolExecutor(options.processes), copy_tree(ROOT)
-    baseline = Baseline.measure(tree, needed, pool, deadline)
-    for name in sorted(baseline.failures):
-        print(f"fails without a mutant and is left out: {name}")
-    if todo and not baseline.seconds:
-        sys.exit("No test passes without a mutant.")
-    print(
-        f"{len(baseline.seconds)} files of tests after {time.monotonic() - began:.0f} s", flush=True
+    folder = Path(tempfile.mkdtemp(prefix="mutants-"))
+    os.environ |= VARIABLES
+    importlib.import_module("torch")  # once, before processes are forked
+    workers = partial(
+        ProcessPoolExecutor,
+        options.processes,
+        multiprocessing.get_context("fork"),
+        initializer=start_worker,
     )
-    RESULTS.parent.mkdir(exist_ok=True)
-
-    def test(mutant: Mutant) -> None:
-        if time.monotonic() >= deadline:
-            results[mutant.id] = ("unfinished", "")
-            return
-        copy = copy_tree(tree)
-        status, failure = run_mutant(mutant, copy, selected[mutant.file], baseline, deadline)
-        shutil.rmtree(copy.parent, ignore_errors=True)
-        results[mutant.id] = (status, failure)
-        report(mutant, status, failure)
-        record = {"id": mutant.id, "code": digest, "status": status, "test": failure}
-        if status != "unfinished":
-            with RESULTS.open("a") as file:
+    with workers(initargs=(folder, True)) as pool:
+        baseline = measure(pool, test_files(options.tests), (began + deadline) / 2)
+    for name in sorted(baseline.failed):
+        print(f"fails without a mutant and is left out: {name}")
+    seconds = sum(baseline.seconds.values())
+    print(
+        f"{len(baseline.seconds)} tests take {seconds:.0f} s; measured in "
+        f"{time.monotonic() - began:.0f} s",
+        flush=True,
+    )
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with workers(initargs=(folder, False)) as pool:
+        futures = {}
+        for mutant in todo:
+            groups = baseline.select(mutant, options.seconds)
+            expected = [sum(map(baseline.seconds.__getitem__, group)) for group in groups]
+            futures[pool.submit(run_mutant, mutant, groups, expected, deadline)] = mutant
+        for future in as_completed(futures):
+            mutant, (status, test) = futures[future], future.result()
+            results[mutant.id] = (status, test)
+            if status == "unfinished":
+                continue
+            report(mutant, status, test)
+            record = {"id": mutant.id, "code": digest, "status": status, "test": test}
+            with options.out.open("a") as file:
                 file.write(json.dumps(record) + "\n")
-
-    list(pool.map(test, todo))
-    shutil.rmtree(tree.parent, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     tested = [mutant for mutant in sample if results[mutant.id][0] != "unfinished"]
     survivors = [mutant for mutant in tested if results[mutant.id][0] == "passed"]
     print(f"\n{len(survivors)} survivors")
@@ -346,7 +527,8 @@ def main() -> None:
         "survived": len(survivors),
         "score": round(1 - len(survivors) / max(1, len(tested)), 4),
         "unfinished": len(sample) - len(tested),
-        "left_out": len(baseline.failures),
+        "left_out": len(baseline.failed),
+        "tests": len(baseline.seconds),
         "seed": options.seed,
         "code": digest,
         "minutes": round((time.monotonic() - began) / 60, 1),
