@@ -393,7 +393,7 @@ def measure(pool: Executor, files: list[str], deadline: float) -> Baseline:
 
 # ---- Verdicts -------------------------------------------------------------------------------
 
-TREE = Path()  # of a worker process
+TREE = Path()  # each worker process has its own
 
 
 def start_worker(folder: Path, with_probes: bool) -> None:
