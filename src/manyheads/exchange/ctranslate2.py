@@ -98,6 +98,8 @@ def unsupported(model: nn.Module, decode: Decode) -> str | None:
         if type(attention.score) is not InnerScore:
             kind = attention.config.score.kind
             return f"model.score={kind} is not supported, only dot and scaled-dot"
+        if attention.config.qk_norm:
+            return "model.qk_norm=true is not supported"
         norm = block.attention_residual.norm
         if (
             isinstance(block.attention_residual, NoResidual)
@@ -108,9 +110,15 @@ def unsupported(model: nn.Module, decode: Decode) -> str | None:
             )
         if not isinstance(feedforward, FeedForward | GatedFeedForward):
             return f"model.feedforward has no counterpart of {type(feedforward).__name__}"
+        if (name := _activation_name(feedforward)) not in ACTIVATION_NAMES:
+            return f"model.feedforward.activation={name} is not supported"
     if len(epsilons := _epsilons(model)) > 1:
         return f"all norms have one epsilon (norm.eps), and this model {sorted(epsilons)}"
     return None
+
+
+def _activation_name(feedforward: FeedForward | GatedFeedForward) -> str:
+    return next(name for name, f in ACTIVATIONS.items() if f is feedforward.activation)
 
 
 def _epsilons(model: nn.Module) -> set[float]:
@@ -242,7 +250,7 @@ def _options(stack: Stack) -> dict[str, Any]:
     block, position = _blocks(stack)[0], stack.position
     attention, feedforward = block.attention, block.feedforward
     assert isinstance(feedforward, FeedForward | GatedFeedForward)  # see `unsupported`
-    activation = next(n for n, f in ACTIVATIONS.items() if f is feedforward.activation)
+    activation = _activation_name(feedforward)
     options = {
         "num_layers": len(stack.blocks),
         "num_heads": attention.config.heads,

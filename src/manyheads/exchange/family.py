@@ -27,6 +27,7 @@ REQUIRED: Any = object()  # the default of a setting that every file must have
 REMOVED: Any = object()  # the value of an entry that a derived family does not have
 ACTIVATIONS = {
     "relu": "relu",
+    "relu2": "relu-squared",
     "gelu": "gelu",
     "gelu_new": "gelu-tanh",
     "gelu_pytorch_tanh": "gelu-tanh",

@@ -290,6 +290,7 @@ class AttentionConfig(AttentionSizes):
     dim: int
     bias: bool
     qkv_bias: bool
+    qk_norm: bool = False
     score: ScoreConfig
     core: AttentionSettings
 
@@ -308,6 +309,12 @@ class AttentionConfig(AttentionSizes):
             self.kv_heads * self.head_dim,
         ]
 
+    def qk_norms(self) -> tuple[nn.Module, nn.Module]:
+        """RMSNorm of the queries and keys of a head (Henry et al. 2020), or nothing."""
+        if not self.qk_norm:
+            return nn.Identity(), nn.Identity()
+        return nn.RMSNorm(self.head_dim, eps=1e-6), nn.RMSNorm(self.key_dim, eps=1e-6)
+
 
 class SelfAttention(nn.Module):
     """Queries, keys and values from the same sequence: softmax(score(Q, K)) V W^O.
@@ -320,6 +327,7 @@ class SelfAttention(nn.Module):
         self.config = config
         self.project = nn.Linear(config.dim, sum(config.sizes), bias=config.qkv_bias)
         self.output = nn.Linear(config.sizes[0], config.dim, bias=config.bias)
+        self.query_norm, self.key_norm = config.qk_norms()
         self.score = config.score.build(config.heads, config.head_dim)
         sizes = replace(config, causal=causal, layer=layer)
         self.core: AttentionFunction = config.core.build(sizes)
@@ -331,8 +339,8 @@ class SelfAttention(nn.Module):
         q = rearrange(q, "b t (h c) -> b h t c", h=self.config.heads)
         k = rearrange(k, "b s (g e) -> b g s e", g=self.config.kv_heads)
         v = rearrange(v, "b s (g c) -> b g s c", g=self.config.kv_heads)
-        q = position.rotate(q, mask.query_positions)
-        k = position.rotate(k, mask.query_positions)
+        q = position.rotate(self.query_norm(q), mask.query_positions)
+        k = position.rotate(self.key_norm(k), mask.query_positions)
         if cache is None:
             out = self.attend(q, k, v, mask, position)
         else:
@@ -355,6 +363,7 @@ class CrossAttention(nn.Module):
         self.query = nn.Linear(config.dim, config.sizes[0], bias=config.qkv_bias)
         self.project = nn.Linear(memory_dim, sum(config.sizes[1:]), bias=config.qkv_bias)
         self.output = nn.Linear(config.sizes[0], config.dim, bias=config.bias)
+        self.query_norm, self.key_norm = config.qk_norms()
         self.score = config.score.build(config.heads, config.head_dim)
         self.position = Position()  # source and target positions are not comparable
         # Approximations are of a sequence that attends to itself, not to another one.
@@ -367,14 +376,14 @@ class CrossAttention(nn.Module):
     def project_kv(self, memory: Tensor) -> KeysAndValues:
         k, v = self.project(memory).split(self.config.sizes[1:], dim=-1)
         return (
-            rearrange(k, "b s (g e) -> b g s e", g=self.config.kv_heads),
+            self.key_norm(rearrange(k, "b s (g e) -> b g s e", g=self.config.kv_heads)),
             rearrange(v, "b s (g c) -> b g s c", g=self.config.kv_heads),
         )
 
     def forward(
         self, x: Tensor, memory: Tensor, mask: AttentionMask, cache: Cache | None = None
     ) -> Tensor:
-        q = rearrange(self.query(x), "b t (h c) -> b h t c", h=self.config.heads)
+        q = self.query_norm(rearrange(self.query(x), "b t (h c) -> b h t c", h=self.config.heads))
         if cache is None:
             k, v = self.project_kv(memory)
         else:

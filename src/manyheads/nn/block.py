@@ -61,6 +61,7 @@ class Architecture:
     bias: Annotated[bool, "Biases of all projections"] = True
     attention_bias: Annotated[bool | None, "Biases of attention; none: as bias"] = None
     qkv_bias: Annotated[bool | None, "Biases of q, k, v; none: as attention_bias"] = None
+    qk_norm: Annotated[bool, "RMSNorm of each head's queries and keys (QK-norm)"] = False
     init: Annotated[
         Literal["xavier", "normal", "normal-scaled", "xavier-zero", "normal-zero"],
         "Initial weights: Transformer's, BERT's or GPT-2's scheme; -zero: outputs of branches zero",
@@ -101,6 +102,7 @@ class Architecture:
             kv_heads=self.kv_heads or self.heads,
             bias=bias,
             qkv_bias=bias if self.qkv_bias is None else self.qkv_bias,
+            qk_norm=self.qk_norm,
             dropout=self.attention_dropout,
             max_length=self.max_length,
             score=self.score,

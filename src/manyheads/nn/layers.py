@@ -91,10 +91,11 @@ class NoResidual(Residual):
 # ---------------------------------------------------------------------------------------------
 # Feed-forward
 
-Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "tanh"]
+Activation = Literal["relu", "relu-squared", "gelu", "gelu-tanh", "silu", "tanh"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
+    "relu-squared": lambda x: F.relu(x).square(),
     "gelu": F.gelu,
     "gelu-tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
@@ -171,6 +172,7 @@ class EmbeddingConfig:
     segments: Annotated[Count | None, "Segment types, each with a vector (BERT: 2)"] = None
     dim: Annotated[Count | None, "Width of the table, projected to model.dim (ELECTRA)"] = None
     dropout: Annotated[Probability | None, "Dropout of embeddings; none: model.dropout"] = None
+    word_dropout: Annotated[Probability, "Probability that a whole token vector is zero"] = 0.0
 
     def width(self, dim: int) -> int:
         """The width of the tables in a model of width `dim`."""
@@ -193,6 +195,7 @@ class Embedding(nn.Module):
         self.segment = nn.Embedding(config.segments, width) if config.segments else None
         self.norm = config.norm.build(width) if config.norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
+        self.word_dropout = config.word_dropout
         self.project = nn.Linear(width, dim) if width != dim else nn.Identity()
 
     def forward(
@@ -204,6 +207,8 @@ class Embedding(nn.Module):
         segments: Tokens | None = None,
     ) -> Hidden:
         x = table(tokens) if self.scale == 1.0 else table(tokens) * self.scale
+        if self.word_dropout:
+            x = x * F.dropout(x.new_ones(*tokens.shape, 1), self.word_dropout, self.training)
         x = position.embed(x, positions)
         if self.segment is not None:
             x = x + self.segment(torch.zeros_like(tokens) if segments is None else segments)

@@ -52,6 +52,7 @@ def _supports(module: SelfAttention | CrossAttention, x: Tensor, memory: Tensor)
         _runs_in_half(x, compute_dtype(x))
         and type(module.core) is Fused
         and type(module.score) is InnerScore
+        and not config.qk_norm
         and config.sizes[0] == config.sizes[1] == config.sizes[2]
         and x.shape[0] == memory.shape[0] > 0
         and max(x.shape[1], memory.shape[1]) <= SHORT_LENGTHS.get(config.head_dim, 0)

@@ -35,6 +35,7 @@ from manyheads.nn.scores import (
 
 WRITTEN = {
     "relu": "max(0, {})",
+    "relu-squared": "max(0, {})²",
     "gelu": "GELU({})",
     "gelu-tanh": "GELU({})",
     "silu": "SiLU({})",
@@ -113,6 +114,8 @@ def projected(letter: str, part: SelfAttention | CrossAttention, position: Posit
     """The projection Q, K or V; a rotary position rotates Q and K."""
     source = "X" if isinstance(part, SelfAttention) else ("Z" if letter == "Q" else "H")
     plain = f"{source} W_h^{letter}{plus_bias(part.project, f'b_h^{letter}')}"
+    if letter != "V" and part.config.qk_norm:
+        plain = f"RMSNorm({plain})"
     if letter != "V" and isinstance(position, RotaryPosition):
         return f"{letter}_h = R_pos({plain}),  R_pos turns channel pairs by pos · θ_i"
     read = "" if source != "H" else ",  H the encoder output"

@@ -197,8 +197,9 @@ class Provenance:
 
     def _projected(self, attention: Any) -> Terms | None:
         position = self.modules.position if self.kind == "self" else attention.position
-        if self.what != "v" and type(position).rotate is not Position.rotate:
-            return None  # rotated after the projection
+        changed = type(position).rotate is not Position.rotate or attention.config.qk_norm
+        if self.what != "v" and changed:
+            return None  # rotated or normed after the projection
         sizes, config = attention.config.sizes, attention.config
         cross = isinstance(attention, CrossAttention)
         linear = attention.query if cross and self.what == "q" else attention.project
