@@ -1,9 +1,10 @@
 """Decoding with CUDA graphs, eager, and by `transformers`, in one process.
 
 Language models of 124M and 1.3B parameters, greedy, one text and 32; the base Transformer in
-Marian's form, beam 5, 64 sentences. Weights are random, carried over by the exchange; ends are
-banned, so that everyone writes as many tokens. Sides take turns, and a figure is the median of
-the rounds. One JSON object a line, of each side:
+Marian's form, beam 5, 64 sentences. Weights are random, converted by the exchange; ends are
+suppressed, so that all sides generate as many tokens. Sides take turns, and figures are medians
+over rounds. A call of a side that exceeds --limit seconds is an error of that side. Each row is
+printed when it is measured, and the last line has all of them. Figures of each side:
 
     tokens_per_second   for beam search, tokens of the best hypothesis only
     first_seconds       of its first call: kernels compiled, steps recorded
@@ -14,6 +15,8 @@ and of the row
 
     equal_float32       share of texts that CUDA graphs and eager steps generate alike, float32
     weights             bytes of weights that our steps read a second, and as a share of a copy's
+    mbu                 memory-bandwidth utilisation: bytes of weights and cache that our steps read
+                        a second, as a share of the device's peak (of a copy if it is not known)
 
     python benchmarks/decoding.py --rows runs/bench-decoding.jsonl    all, on a GPU
     python benchmarks/decoding.py --only "124M batch 1" --without "transformers compiled"
@@ -23,7 +26,9 @@ and of the row
 import argparse
 import copy
 import gc
+import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -45,11 +50,22 @@ from manyheads.nn.layers import EmbeddingConfig, Norm
 from manyheads.nn.positions import Sinusoidal
 from manyheads.presets import preset
 from manyheads.tokenizer.tokenizer import Tokenizer
-from speed import Row, Rows, compared, compilations, device_of, in_turns, options, reported
+from speed import (
+    Row,
+    Rows,
+    compared,
+    compilations,
+    device_of,
+    in_turns,
+    limited,
+    options,
+    reported,
+)
 
 OURS, OURS_EAGER = "ours", "ours eager"
 EAGER, STATIC = "transformers", "transformers compiled"
 PAD, START, END = 0, 1, 2  # as models without a tokenizer leave for `transformers`
+PEAKS = {"H200": 4.8e12, "H100": 3.35e12, "A100": 2.04e12}  # bytes per second, by device name
 Texts = list[list[int]]
 Run = Callable[[], Texts]
 
@@ -120,6 +136,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--without", nargs="*", default=[], help="sides to leave out")
+    parser.add_argument("--limit", type=float, default=75.0, help="seconds of one call of a side")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options(parser)
     inputs = parser.parse_args()
@@ -129,12 +146,13 @@ def main() -> None:
     rows, copied = Rows("decoding", inputs, where), copy_speed(device)
     for work in works(inputs.tiny):
         without = set(inputs.without) | (set() if work.batch == 1 else {STATIC})
-        how = (work, device, dtype, inputs.rounds, without, copied)
+        how = (work, device, dtype, inputs.rounds, without, copied, inputs.limit)
         rows.add(work.name, lambda how=how: measured(*how))
         torch._dynamo.reset()
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
+    rows.close()
 
 
 @torch.no_grad()
@@ -145,6 +163,7 @@ def measured(
     rounds: int,
     without: set[str],
     copied: float,
+    limit: float,
 ) -> Row:
     torch.manual_seed(1)
     with device:
@@ -163,16 +182,17 @@ def measured(
         try:
             if name not in without:
                 before = compilations()
-                first[name], written[name] = timed(run, device)
+                first[name], written[name] = timed(run, device, limit)
                 compiled[name] = compilations() - before
+                print(f"{work.name}: {name}: first {first[name]:.1f} s", file=sys.stderr)
                 if name != OURS_EAGER:  # the second time anything late is compiled
-                    timed(run, device)
+                    timed(run, device, limit)
         except Exception as error:  # what one side cannot do is a result too
             errors[name] = reported(error)
             written.pop(name, None)
     tokens = work.batch * work.write
     sides = {
-        name: lambda _, run=runners[name]: tokens / timed(run, device)[0]
+        name: lambda _, run=runners[name]: tokens / timed(run, device, limit)[0]
         for name in written
         if name != OURS_EAGER
     }
@@ -185,8 +205,14 @@ def measured(
     row |= {"batch": work.batch, "beam": work.beam, "read": work.read, "write": work.write}
     row |= {"parameters": sum(p.numel() for p in model.parameters()), "errors": errors}
     row |= {"copy_bytes_per_second": int(copied), "weights": weights(work, model, row, copied)}
+    if OURS in row["sides"]:
+        peak = next((x for name, x in PEAKS.items() if name in kind(device)), copied)
+        read = bytes_of_a_step(model) + cache_bytes(work, model)
+        steps = row["sides"][OURS]["tokens_per_second"] / work.batch
+        row["mbu"] = round(read * steps / peak, 3)
     try:
-        row["equal_float32"] = {OURS: equal_in_float32(work, model, texts)}
+        with limited(limit):
+            row["equal_float32"] = {OURS: equal_in_float32(work, model, texts)}
     except Exception as error:
         errors["float32"] = reported(error)
     return row
@@ -297,6 +323,16 @@ def bytes_of_a_step(model: Any) -> int:
     return sum(p.numel() * p.element_size() for key, p in read.items() if key not in positions)
 
 
+def cache_bytes(work: Work, model: Any) -> int:
+    """Keys and values that a step reads at half of the generated length, all texts together."""
+    element = next(model.parameters()).element_size()
+    hypotheses = work.beam * work.write // 2
+    per_text = work.read + hypotheses  # source or prompt first
+    heads = model.decoder.blocks[0].attention.config
+    width = 2 * heads.kv_heads * heads.head_dim
+    return work.batch * per_text * width * len(model.decoder.blocks) * int(element)
+
+
 def copy_speed(device: torch.device) -> float:
     """Bytes a second, read and written, of a large copy."""
     size = 2**31 if device.type == "cuda" else 2**24
@@ -312,14 +348,17 @@ def copy_speed(device: torch.device) -> float:
     return 2 * size / statistics.median(times)
 
 
-def timed(work: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
-    """Seconds of some work and what came of it, the device waited for."""
+def timed(
+    work: Callable[[], Any], device: torch.device, limit: float = math.inf
+) -> tuple[float, Any]:
+    """Seconds of some work, until the device is done, and its result."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     began = time.perf_counter()
-    result = work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    with limited(limit):
+        result = work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
     return time.perf_counter() - began, result
 
 

@@ -11,13 +11,15 @@ its tokens a second round by round, `ratios` of ours to the others (medians over
 import argparse
 import atexit
 import json
+import math
 import os
+import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -92,6 +94,22 @@ def compilations() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise a TimeoutError in the main thread after so many seconds, if they are finite."""
+
+    def interrupt(*_: object) -> None:
+        raise TimeoutError(f"took longer than {seconds:g} s")
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds if seconds < math.inf else 0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
 class Rows:
     """The rows of one benchmark: those still to measure, and the file to append them to."""
 
@@ -102,7 +120,7 @@ class Rows:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp())
         old = read(inputs.skip)
         self.done = {row["row"] for row in old if row["bench"] == bench and full(row)}
-        self.met = False
+        self.met, self.summary = False, dict[str, Row]()
         atexit.register(self._say_if_none)
 
     def _say_if_none(self) -> None:
@@ -136,6 +154,14 @@ class Rows:
             self.arguments.rows.parent.mkdir(parents=True, exist_ok=True)
             with self.arguments.rows.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
+        sides = {key: x.get("tokens_per_second") for key, x in row.get("sides", {}).items()}
+        picked = {key: row[key] for key in ("seconds", "mbu", "errors") if row.get(key)}
+        self.summary[name] = {"tokens_per_second": sides, **picked}
+
+    def close(self) -> None:
+        """Print all figures as one JSON object, the last line of a benchmark."""
+        seconds = round(time.perf_counter() - self.begun, 1)
+        print(json.dumps({"bench": self.bench, "seconds": seconds, "rows": self.summary}))
 
 
 def versions() -> dict[str, str]:

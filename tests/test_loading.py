@@ -104,6 +104,14 @@ def test_a_run_can_be_moved(folders: Folder, tmp_path: Path) -> None:
     assert (load_run(tmp_path / "there").encoder().embed(["a dog"]) == before).all()
 
 
+def test_loading_a_run_samples_no_weights(folders: Folder, tmp_path: Path) -> None:
+    """Initialising a large model takes longer than reading its weights."""
+    folder = import_to(folders("bart")[0], tmp_path)
+    before = torch.get_rng_state()
+    load_torch_run(folder)
+    assert torch.equal(before, torch.get_rng_state())
+
+
 def test_float64_weights_are_imported_exactly(copy: Callable[[str], Path], tmp_path: Path) -> None:
     for number, family in enumerate(("marian", "t5", "roberta")):
         folder = copy(family).rename(tmp_path / family)

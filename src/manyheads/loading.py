@@ -42,6 +42,7 @@ from manyheads.models.base import Model
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
 from manyheads.models.vit import Vit
+from manyheads.nn.block import SkipInit
 from manyheads.optimize import optimize
 from manyheads.presets import ModelConfig
 from manyheads.run import (
@@ -368,7 +369,9 @@ def load_torch_run(folder: Path, device: torch.device | str = "cpu") -> TorchRun
     tokenizer = read_tokenizer(folder) if is_trained_here else _tokenizer(folder)
     check_vocabulary(folder, tokenizer, run.model, own=is_trained_here)
     dtypes = {tensor.dtype for tensor in tensors.values()}
-    model = run.model.build().to(torch.float64 if torch.float64 in dtypes else torch.float32)
+    with SkipInit():
+        model = run.model.build()
+    model.to(torch.float64 if torch.float64 in dtypes else torch.float32)
     checkpoint.load_weights(model, tensors, weights)
     chosen = choose_device(str(device))
     return TorchRun(folder, run, tokenizer, chosen, _on_device(model.eval(), chosen))

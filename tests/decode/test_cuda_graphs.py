@@ -293,7 +293,7 @@ def test_padded_sizes_are_large_enough_and_few() -> None:
     for padded, most, count in (
         (padded_size, 4096, 7),
         (padded_rows, 256, 13),
-        (padded_source, 64, 8),
+        (padded_source, 64, 4),
         (padded_prompt, MAX_ENCODED, 32),
     ):
         sizes = range(1, most + 1)

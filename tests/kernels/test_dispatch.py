@@ -53,7 +53,7 @@ def test_each_device_is_tested_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert tested == [0, 1, 0, 1]
 
 
-def test_passed_tests_do_not_hold_for_another_device_compiler_or_source(
+def test_passed_tests_do_not_hold_for_another_device_driver_compiler_or_source(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("triton")
@@ -68,10 +68,12 @@ def test_passed_tests_do_not_hold_for_another_device_compiler_or_source(
     second = folder(0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 0))
     third = folder(0)
+    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 1, raising=False)
+    fourth = folder(0)
     source = tmp_path / "source"
     source.mkdir()
     monkeypatch.setattr(dispatch, "__file__", str(source / "dispatch.py"))
-    assert len({first, second, third, folder(0)}) == 4
+    assert len({first, second, third, fourth, folder(0)}) == 5
 
 
 def test_the_first_implementation_that_supports_and_passes_runs(

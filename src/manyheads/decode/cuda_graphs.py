@@ -69,8 +69,8 @@ def padded_rows(rows: int) -> int:
 
 
 def padded_source(positions: int) -> int:
-    """The next multiple of 8."""
-    return -(-positions // 8) * 8
+    """The next multiple of 16, to which kernels align masks."""
+    return -(-positions // 16) * 16
 
 
 def can_pad(stack: Stack, rows: int, positions: int) -> bool:

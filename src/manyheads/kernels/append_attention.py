@@ -76,7 +76,7 @@ def _(k_cache, v_cache, slots, k, v):
     return None
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _append_attention(
     Q, NEW_K, NEW_V, POSITION, K, V, PARTIAL, STATS, COUNTER, OUT,
     heads, group_size, slots, splits, scale,

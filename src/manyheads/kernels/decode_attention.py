@@ -13,6 +13,10 @@ the weighted sum of values, tᵢ the sum of weights and mᵢ the largest score o
 
 A static cache is mostly empty. A program with many keys first scans the mask for the last key that
 any query attends to, and reads no further.
+
+A growing cache has another number of keys at every step. Nothing that depends on it is a constant
+in compiled code or specialised (Triton compiles an integer that is 1 or a multiple of 16 apart from
+others): rows of the mask are padded to multiples of 16 bytes, and the merge is a loop.
 """
 
 from collections.abc import Iterator
@@ -21,6 +25,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
 
 from manyheads.kernels.common import (
     LOG2_E,
@@ -43,15 +48,15 @@ MIN_QUERIES = 16  # rows of the smallest matrix product
 KEYS, WARPS, STAGES = 64, 4, 3  # keys of a block
 TARGET_PROGRAMS = 256  # that keep a device busy
 MAX_UNSCANNED_KEYS = 128  # with more keys, a program scans the mask first
+MERGED_SPLITS, MASK_ALIGNMENT = 16, 16
 
 
-@triton.jit(do_not_specialize=["splits", "split_keys"])
+@triton.jit(do_not_specialize=["keys", "splits", "split_keys", "scans"])
 def _attend(
-    Q, K, V, MASK, OUT, STATS, heads, group_size, queries, keys, splits, split_keys, scale,
-    q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step,
+    Q, K, V, MASK, OUT, PARTIAL, STATS, heads, group_size, queries, keys, splits, split_keys,
+    scans, scale, q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step,
     mask_row, mask_query,
-    MASKED: tl.constexpr, SCANS: tl.constexpr, UNSPLIT: tl.constexpr, PDL: tl.constexpr,
-    D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    MASKED: tl.constexpr, PDL: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
     grid_wait(PDL)
@@ -67,7 +72,7 @@ def _attend(
     k_base, v_base = K + row * k_row + group * k_head, V + row * v_row + group * v_head
     begin = tl.program_id(1) * split_keys
     end = tl.minimum(begin + split_keys, keys)
-    if SCANS:
+    if scans != 0:
         last = tl.zeros([M, 4 * N], tl.int32)
         for first in range(begin, end, 4 * N):
             key = first + tl.arange(0, 4 * N)
@@ -97,13 +102,13 @@ def _attend(
         o = o * rescale[:, None] + tl.dot(p.to(v.dtype), v)
         row_max = new_max
     to = (row * queries + query) * heads + head  # row of [b t h]
-    if UNSPLIT:
+    if splits == 1:
         o = o / tl.where(total == 0.0, 1.0, total)[:, None]  # zeros if all keys are masked
         out = OUT + to[:, None] * D + channels[None, :]
         tl.store(out, o.to(OUT.dtype.element_ty), mask=valid)
     else:
         at = to * splits + tl.program_id(1)
-        tl.store(OUT + at[:, None] * D + channels[None, :], o, mask=valid)
+        tl.store(PARTIAL + at[:, None] * D + channels[None, :], o, mask=valid)
         tl.store(STATS + 2 * at, row_max, mask=block < group_size * queries)
         tl.store(STATS + 2 * at + 1, total, mask=block < group_size * queries)
 
@@ -114,13 +119,23 @@ def _merge(
 ):  # fmt: skip
     launch_dependents(PDL)
     grid_wait(PDL)
-    to, split, channels = tl.program_id(0).to(tl.int64), tl.arange(0, P), tl.arange(0, D)
-    at, mask = to * splits + split, split < splits
-    maxima = tl.load(STATS + 2 * at, mask=mask, other=-1e30)
-    weight = tl.where(mask, tl.exp2(maxima - tl.max(maxima, 0)), 0.0)
-    total = tl.sum(weight * tl.load(STATS + 2 * at + 1, mask=mask, other=0.0), 0)
-    partial = tl.load(PARTIAL + at[:, None] * D + channels[None, :], mask=mask[:, None], other=0.0)
-    o = tl.sum(partial * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    to, channels = tl.program_id(0).to(tl.int64), tl.arange(0, D)
+    top, total, o = -1e30, 0.0, tl.zeros([D], tl.float32)
+    for start in range(0, splits, P):
+        split = start + tl.arange(0, P)
+        at, mask = to * splits + split, split < splits
+        maxima = tl.load(STATS + 2 * at, mask=mask, other=-1e30)
+        sums = tl.load(STATS + 2 * at + 1, mask=mask, other=0.0)
+        partial = tl.load(
+            PARTIAL + at[:, None] * D + channels[None, :], mask=mask[:, None], other=0.0
+        )
+        new_top = tl.maximum(top, tl.max(maxima, 0))
+        weight = tl.where(mask, tl.exp2(maxima - new_top), 0.0)
+        rescale = tl.exp2(top - new_top)
+        total = total * rescale + tl.sum(weight * sums, 0)
+        o = o * rescale + tl.sum(partial * weight[:, None], 0)
+        top = new_top
+    o /= tl.where(total == 0.0, 1.0, total)
     tl.store(OUT + to * D + channels, o.to(OUT.dtype.element_ty))
 
 
@@ -139,35 +154,31 @@ def decode_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale
     groups, keys = k.shape[1:3]
     mask_strides, mask_bytes = [0, 0], q
     if mask is not None:
-        mask_bytes = mask.expand(-1, -1, -1, keys).contiguous().view(torch.uint8)
+        mask = F.pad(mask.expand(-1, -1, -1, keys), (0, -keys % MASK_ALIGNMENT))
+        mask_bytes = mask.contiguous().view(torch.uint8)
         mask_strides = [
             0 if mask_bytes.shape[axis] == 1 else mask_bytes.stride(axis) for axis in (0, 2)
         ]
     group_size = heads // groups
     block = max(MIN_QUERIES, triton.next_power_of_2(group_size * queries))
-    out = partial = stats = empty_heads_inner(q)
+    out = empty_heads_inner(q)
     splits, split_keys = _split(keys, rows * groups)
     outputs, options = rows * queries * heads, pdl_options(q)
-    if splits > 1:
-        partial, stats = (
-            torch.empty(outputs * splits, n, device=q.device, dtype=torch.float32)
-            for n in (width, 2)
-        )
+    partial, stats = (  # not used by one split
+        torch.empty(outputs * splits if splits > 1 else 1, n, device=q.device, dtype=torch.float32)
+        for n in (width, 2)
+    )
     with device_guard(q):
         _attend[(rows * groups, splits)](
-            q, k, v, mask_bytes, partial, stats, heads, group_size, queries, keys, splits,
-            split_keys, scale * LOG2_E,
+            q, k, v, mask_bytes, out, partial, stats, heads, group_size, queries, keys, splits,
+            split_keys, int(mask is not None and split_keys > MAX_UNSCANNED_KEYS), scale * LOG2_E,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *mask_strides,
-            MASKED=mask is not None,
-            SCANS=mask is not None and split_keys > MAX_UNSCANNED_KEYS,
-            UNSPLIT=splits == 1, D=width, M=block, N=KEYS,
+            MASKED=mask is not None, D=width, M=block, N=KEYS,
             num_warps=WARPS, num_stages=STAGES, **options,
         )  # fmt: skip
         if splits > 1:
-            padded = triton.next_power_of_2(splits)
-            warps = max(1, padded * width // 2048)
             _merge[(outputs,)](
-                partial, stats, out, splits, P=padded, D=width, num_warps=warps, **options
+                partial, stats, out, splits, P=MERGED_SPLITS, D=width, num_warps=1, **options
             )
     return out
 

@@ -33,7 +33,7 @@ MIN_ELEMENTS = 1024  # per program
 WARPS_PER_PROCESSOR = 16  # in the backward pass
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def _forward(
     X, UPDATE, W, B, SEED, Y, H, n, width, eps, p,
     DROPS: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
@@ -62,7 +62,7 @@ def _normed(h, width, eps, in_row):
     return centred * inverse[:, None], inverse
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "steps"])
 def _backward(
     DY, DS, H, W, SEED, DX, DF, SUMS, n, width, eps, p, steps,
     ADDS: tl.constexpr, DROPS: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
