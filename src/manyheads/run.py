@@ -21,8 +21,8 @@ from torch import nn
 from manyheads import plugins
 from manyheads.config import Between, dump, kinds_of, parse, read_toml, to_toml
 from manyheads.data.corpus import report_leaks
-from manyheads.data.translation import PhrasebookData
 from manyheads.data.masking import Objective
+from manyheads.data.translation import PhrasebookData
 from manyheads.decode.beam import Decode
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.folder import frame_for_model
