@@ -161,10 +161,10 @@ class LogitsConstraints:
         self,
         logits: Logits,
         length: Int[Tensor, " #rows"],
-        last: Bool[Tensor, " rows"] | None = None,
+        last: Bool[Tensor, " n"] | None = None,
         total: Totals | None = None,
     ) -> None:
-        """Change, in place, the logits of position `length`; in rows `last` it is the limit.
+        """Change, in place, the logits of position `length`; in texts `last` it is the limit.
 
         A forced token is free: its logit becomes `total`, log Σ exp of its row. Without `total`
         the logits are only good for choosing.
@@ -178,7 +178,8 @@ class LogitsConstraints:
         if self.first is not None:
             self._force(logits, (length == 1).expand(len(logits)), self.first, free)
         if last is not None and self.at_limit != "truncate":
-            self._force(logits, last, self.end, end_logits)
+            rows = repeat(last, "n -> (n k)", k=len(logits) // len(last))
+            self._force(logits, rows, self.end, end_logits)
 
     @staticmethod
     def _force(
@@ -342,8 +343,9 @@ class Beams:
         self.newest = self.length.new_zeros(n, k)
         self.origin = self.length.new_zeros(n, k)  # the parents of the newest tokens
         self.alive_log = torch.full((n, k), NEVER, device=device)
-        self.tokens = self.length.new_zeros(n, max_length, k)
-        self.parents = self.length.new_zeros(n, max_length, k)
+        # By length, from 1 on.
+        self.tokens = self.length.new_zeros(n, max_length + 1, k)
+        self.parents = torch.zeros_like(self.tokens)
         self.ended_log, self.ended_score = (torch.full_like(self.alive_log, NEVER) for _ in "ls")
         # Where ended hypotheses leave the trellis: length, parent and token [n k 3].
         self.ended = self.length.new_zeros(n, k, 3)
@@ -368,29 +370,30 @@ class Beams:
         self.lp_at_limit.copy_(torch.as_tensor(self.search.lp(self.limits.clamp(min=1))))
 
     def step(self, session: DecoderSession) -> Candidates:
-        """Continue every hypothesis by its best tokens; never waits for a value of the device."""
+        """Continue every hypothesis by its best tokens; never waits for a value of the device.
+
+        On a GPU its time is the number of kernels, so results are written where they stay (`out`).
+        """
         constraints, k = self.search.constraints, self.search.beam
-        position = self.length.clone()
         self.length += 1
         logits = constraints.prepare(session.step(self.newest).flatten(0, 1))
         total = logsumexp(logits)
         last = self.limits == self.length
-        rows = repeat(last, "n -> (n k)", k=k)
-        constraints.apply(logits, self.length, rows, total)
+        constraints.apply(logits, self.length, last, total)
         log, parents, tokens = continuations(self.alive_log, logits, total)
         ending = (tokens == constraints.end) | last[:, None]
         # There are 2k candidates: even if k of them end, k live on. An ending beyond the first k
         # is worse than all of them and is dropped.
         lp = self.lp.index_select(0, self.length)
-        ended_log = log[:, :k].masked_fill(~ending[:, :k], NEVER)
+        ended_log = torch.where(ending[:, :k], log[:, :k], NEVER)
         self._end(ended_log, parents[:, :k], tokens[:, :k], lp)
         alive_log, living = topk(log.masked_fill(ending, NEVER), k)
         self.alive_log.copy_(alive_log)
-        self.newest.copy_(tokens.gather(1, living))
-        self.origin.copy_(parents.gather(1, living))
-        self.tokens.index_copy_(1, position, self.newest[:, None])
-        self.parents.index_copy_(1, position, self.origin[:, None])
-        self.done.copy_(self._is_done(lp))
+        torch.gather(tokens, 1, living, out=self.newest)
+        torch.gather(parents, 1, living, out=self.origin)
+        self.tokens.index_copy_(1, self.length, self.newest[:, None])
+        self.parents.index_copy_(1, self.length, self.origin[:, None])
+        self._check_done(lp)
         self.alive_log.masked_fill_(self.done[:, None], NEVER)
         return Candidates(log, parents, tokens, ending, living)
 
@@ -405,12 +408,12 @@ class Beams:
         self.ended_score[:], order = topk(
             torch.cat([self.ended_score, log / lp], 1), self.search.beam
         )
-        self.ended_log.copy_(torch.cat([self.ended_log, log], 1).gather(1, order))
+        torch.gather(torch.cat([self.ended_log, log], 1), 1, order, out=self.ended_log)
         leaves = torch.stack([self.length.expand_as(parents), parents, tokens], -1)
         index = repeat(order, "n k -> n k 3")
-        self.ended.copy_(torch.cat([self.ended, leaves], 1).gather(1, index))
+        torch.gather(torch.cat([self.ended, leaves], 1), 1, index, out=self.ended)
 
-    def _is_done(self, lp: Float[Tensor, " 1"]) -> Bool[Tensor, " n"]:
+    def _check_done(self, lp: Float[Tensor, " 1"]) -> None:
         """The stopping rule is met, or the n best are decided, or the limit is reached.
 
         log P only falls. So the best score that a living hypothesis can reach is its present log P
@@ -421,13 +424,12 @@ class Beams:
         if search.decode.length_penalty < 0:
             largest_lp = self.lp.index_select(0, self.length + 1)
         decided = living / largest_lp <= self.ended_score[:, search.n_best - 1]
-        done = decided | (self.limits <= self.length)
+        torch.logical_or(decided, self.limits <= self.length, out=self.done)
         worst = self.ended_score[:, -1]
         if search.stopping == "early":
-            return done | (worst > NEVER)
-        if search.stopping == "heuristic":
-            return done | ((worst > NEVER) & (living / lp <= worst))
-        return done
+            self.done |= worst > NEVER
+        elif search.stopping == "heuristic":
+            self.done |= (worst > NEVER) & (living / lp <= worst)
 
     @torch.no_grad()
     def run(
@@ -473,22 +475,27 @@ class Beams:
 
     def _hypotheses(self, rows: Int[Tensor, " some"], length: int) -> Iterator[list[Hypothesis]]:
         """The n best ended hypotheses of some sentences, followed back through the trellis."""
-        best = self.search.n_best
-        tokens, parents = (x[rows, :length].cpu() for x in (self.tokens, self.parents))
+        best, k = self.search.n_best, self.search.beam
+        tokens, parents = (x[rows, 1 : length + 1].cpu() for x in (self.tokens, self.parents))
         ended, logs, scores = (
             x[rows, :best].cpu() for x in (self.ended, self.ended_log, self.ended_score)
         )
         size, beam, last = ended.unbind(-1)
-        texts = tokens.new_zeros(len(rows), best, length)
-        for position in range(length - 2, -1, -1):
-            texts[..., position] = tokens[:, position].gather(1, beam)
-            parent = parents[:, position].gather(1, beam)
-            beam = torch.where(position < size - 1, parent, beam)
+        # Flat indices of the trellis: where each text leaves it, then always its predecessor.
+        # Behind its first token a path is of no meaning; it wraps around, and is not read.
+        texts, lengths = torch.arange(len(rows))[:, None, None], torch.arange(length)[:, None]
+        predecessors = (texts * length + lengths - 1) * k + parents
+        at = (texts[..., 0] * length + size.clamp(1, length) - 2) * k + beam
+        path = []
+        for _ in range(length):
+            path.append(at)
+            at = predecessors.take(at)
+        reverse = tokens.take(torch.stack(path, -1))
         end = self.search.constraints.end
-        columns = (x.tolist() for x in (texts, size, last, logs, scores))
+        columns = (x.tolist() for x in (reverse, size, last, logs, scores))
         for sentence in zip(*columns, strict=True):
             yield [
-                Hypothesis(text[: size - 1] + ([] if last == end else [last]), log, score)
+                Hypothesis(text[: size - 1][::-1] + ([] if last == end else [last]), log, score)
                 for text, size, last, log, score in zip(*sentence, strict=True)
                 if score > NEVER
             ]

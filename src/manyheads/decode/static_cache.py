@@ -31,6 +31,7 @@ class Ancestors(Rule):
     """A hypothesis sees the slots that its ancestors wrote."""
 
     table: Int[Tensor, "n k size"]
+    beams: Int[Tensor, " k"]
     kind: ClassVar[str] = "ancestors"
 
     @property
@@ -38,8 +39,7 @@ class Ancestors(Rule):
         return True
 
     def __call__(self, queries: BeamQueries, keys: Slots) -> OwnSlots:
-        beams = torch.arange(self.table.shape[1], device=keys.device)
-        is_ancestor = rearrange(self.table[..., None] == beams, "n k p j -> n k (p j)")
+        is_ancestor = rearrange(self.table[..., None] == self.beams, "n k p j -> n k (p j)")
         return is_ancestor & (keys <= queries)
 
 
@@ -80,7 +80,7 @@ class StaticCache:
         self._slots = self.length * self.beams + self._beams
         newest = repeat(self._beams, "k -> n k 1", n=self.sentences)
         self.ancestors.index_copy_(2, self.length, newest)
-        return AttentionMask(Ancestors(self.ancestors), queries, self._positions)
+        return AttentionMask(Ancestors(self.ancestors, self._beams), queries, self._positions)
 
     def advance(self) -> None:
         self.length += 1

@@ -193,6 +193,8 @@ class AttentionMask:
         return self._cached[dtype]
 
     def _compute(self) -> Bool[Tensor, "#b 1 #t #s"]:
+        if isinstance(self.rule, Full) and self.padding_mask is not None:
+            return rearrange(self.padding_mask, "b s -> b 1 1 s")
         allowed = self.rule(
             rearrange(self.query_positions, "b t -> b t 1"),
             rearrange(self.key_positions, "b s -> b 1 s"),
@@ -202,8 +204,8 @@ class AttentionMask:
         return rearrange(allowed, "b t s -> b 1 t s")
 
     def for_cross_attention(self, queries: int) -> "AttentionMask":
-        """The same keys for `queries` queries of another sequence, all at position 0."""
-        positions = self.key_positions.new_zeros(1, queries)
+        """The same keys for `queries` queries of another sequence, all at the first position."""
+        positions = self.key_positions[:1, :1].expand(1, queries)
         mask = AttentionMask(self.rule, positions, self.key_positions, self.padding_mask)
         if isinstance(self.rule, Full):  # query positions change nothing: share the tensors
             mask._cached = self._cached
