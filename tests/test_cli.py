@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,11 @@ from safetensors.torch import load_file
 
 from manyheads import cli
 from manyheads.commands import training
-from manyheads.config import parse
 from manyheads.decode import translate as translate_module
 from manyheads.loading import load_run
 from manyheads.models.capture import capture
-from manyheads.recipes import read_recipe, recipes
-from manyheads.run import Run, read_run
+from manyheads.recipes import read_recipe
+from manyheads.run import read_run
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 TINY = (
@@ -182,16 +180,6 @@ def test_version_names_what_a_bug_report_needs() -> None:
     assert names[:5] == ["manyheads", "Python", "torch", "device", "extras"]
 
 
-def test_recipes_are_listed_everywhere() -> None:
-    listed = json.loads(result("recipes", "--json"))["recipes"]
-    assert [row["name"] for row in listed] == recipes()
-    assert all(row["task"] and row["summary"] and row["data"] for row in listed)
-    _, _, without_one = call("train")
-    for text in (result("recipes"), result("train", "--help"), without_one):
-        assert all(name in text for name in recipes())
-    assert "manyheads settings images" in result("recipes", "images")
-
-
 def test_settings_are_listed_with_meaning_and_type() -> None:
     every = json.loads(result("settings", "phrasebook", "--json"))["settings"]
     names = [row["name"] for row in every]
@@ -205,28 +193,6 @@ def test_settings_are_listed_with_meaning_and_type() -> None:
     assert "train.batch_tokens=" not in matches
     changed = result("settings", "phrasebook", "model.position", "model.position=rotary")
     assert "model.position=rotary" in changed
-
-
-@pytest.mark.parametrize(
-    ("words", "setting"),
-    [
-        ("learning rate", "train.learning_rate"),
-        ("batch size", "train.batch_tokens"),
-        ("lr", "train.learning_rate"),
-        ("amp", "train.precision"),
-        ("early stopping", "train.patience"),
-        ("logging", "train.log_every"),
-        ("weight decay", "train.weight_decay"),
-        ("gradient accumulation", "train.accumulate"),
-        ("mixed precision", "train.precision"),
-        ("beam", "decode.beam"),
-        ("metrics", "train.log_every"),
-        ("dropout", "model.dropout"),
-        ("clipping", "train.clip"),
-    ],
-)
-def test_a_new_user_finds_a_setting_by_its_usual_name(words: str, setting: str) -> None:
-    assert f"{setting}=" in result("settings", "phrasebook", words)
 
 
 # --- train ---
@@ -243,16 +209,6 @@ def test_training_reports_on_stderr_and_prints_nothing(trained: tuple[Path, str,
     assert {path.name for path in out.iterdir()} >= {
         *("run.toml", "tokenizer.json", "model.safetensors", "state", "metrics.jsonl")
     }
-
-
-def test_the_same_command_again_does_nothing_more(run: Path) -> None:
-    before = {path: path.read_bytes() for path in run.rglob("*.safetensors")}
-    lines = (run / "metrics.jsonl").read_bytes()
-    code, printed, said = call("train", "phrasebook", *TINY, "--out", run, "--device", "cpu")
-    assert (code, printed) == (0, "")
-    assert "loss" not in said
-    assert {path: path.read_bytes() for path in run.rglob("*.safetensors")} == before
-    assert (run / "metrics.jsonl").read_bytes() == lines
 
 
 def test_fresh_starts_over(run: Path, tmp_path: Path) -> None:
@@ -285,30 +241,6 @@ def test_a_dry_run_prints_the_cost_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "setting", ["model.dim=32", "seed=9", "data.pair=en-fr", "train.clip=none"]
-)
-def test_another_setting_does_not_go_into_the_same_folder(setting: str, run: Path) -> None:
-    before = (run / "run.toml").read_bytes()
-    line = mistake("train", "phrasebook", *TINY, setting, "--out", run)
-    assert setting.partition("=")[0] in line
-    assert "--out" in line
-    assert (run / "run.toml").read_bytes() == before
-
-
-def test_the_printed_settings_are_a_recipe(tmp_path: Path) -> None:
-    printed = result("train", "phrasebook", *TINY, "--seed", "5", "--print-config")
-    assert parse(Run, tomllib.loads(printed)) == read_recipe("phrasebook", [*TINY, "seed=5"])
-    lines = printed.splitlines()
-    assert 'model.head_dim = "none"' in lines  # TOML has no null
-    meaning = lines[lines.index("model.dim = 16") - 1]
-    assert meaning.startswith("# ")
-    assert "residual" in meaning
-    recipe = tmp_path / "mine.toml"
-    recipe.write_text(printed, encoding="utf-8")
-    assert result("train", recipe, "--print-config") == printed
-
-
 def test_a_recipe_file_trains_into_a_folder_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,18 +253,6 @@ def test_a_recipe_file_trains_into_a_folder_of_its_name(
     size = Tokenizer.load(Path("runs/mine/tokenizer.json")).vocab_size
     model = dataclasses.replace(recipe.model, vocab_size=size)
     assert saved == dataclasses.replace(recipe, model=model)
-
-
-def test_averaged_checkpoints_are_reported(tmp_path: Path) -> None:
-    settings = ("train.steps=6", "train.average_checkpoints=2")
-    _, _, said = call("train", "phrasebook", *TINY, *settings, "--out", tmp_path / "mean")
-    assert "steps 3, 6" in said
-
-
-def test_a_refused_training_leaves_no_folder(tmp_path: Path) -> None:
-    words = ("train", "translation", "data.source=a.en", "data.target=a.de")
-    mistake(*words, f"data.folder={tmp_path}", "--out", tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_users_own_files(tmp_path: Path) -> None:
@@ -402,22 +322,6 @@ def test_a_users_own_tables(tmp_path: Path) -> None:
     assert f"{other}:2: 'ja' is empty" in said
 
 
-def test_a_classifier_of_a_users_own_csv(tmp_path: Path) -> None:
-    table, new = tmp_path / "reviews.csv", tmp_path / "new.jsonl"
-    rows = [f'"good, {i}",yes\n"bad, {i}",no\n' for i in range(20)]
-    table.write_text("".join(["review,liked\n", *rows]))
-    new.write_text('{"review": "good"}\n{"review": "bad, or so"}\n{"review": "good\\nor bad"}\n')
-    small = ("model.dim=16", "model.layers=1", "model.heads=2", "tokens.vocab_size=600")
-    words = ("train", "classify", f"data.train={table}", "data.text=review", "data.label=liked")
-    code, _, said = call(*words, *small, "train.epochs=1", "-o", tmp_path / "run")
-    assert code == 0, said
-    assert len(result("classify", tmp_path / "run", new).splitlines()) == 3
-    assert len(result("classify", tmp_path / "run", table).splitlines()) == 40
-    new.write_text('{"text": "good"}\n')
-    code, _, said = call("classify", tmp_path / "run", new)
-    assert (code, f"{new}:1: no column 'review'" in said) == (3, True)
-
-
 def test_a_test_set_elsewhere_is_scored_without_the_training_data(tmp_path: Path) -> None:
     folder = tmp_path / "books"
     folder.mkdir()
@@ -475,17 +379,6 @@ def test_evaluate_gives_every_score_with_its_signature(run: Path) -> None:
         if isinstance(value, float):
             assert any(line.split() == [name, f"{value:.4f}"] for line in plain.splitlines()), name
     assert scores["signature"]["bleu"] in plain
-
-
-def test_other_splits_have_no_compositional_score(run: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(run, tmp_path / "run")
-    scores = json.loads(result("evaluate", copy, "--split", "valid", "--json"))
-    assert (scores["split"], scores["examples"]) == ("valid", 3)
-    assert "compositional_bleu" not in scores
-    # The loss that training logged for the weights it saved.
-    records = [json.loads(line) for line in (run / "metrics.jsonl").open()]
-    best = min(record["loss"] for record in records if record["split"] == "valid")
-    assert scores["loss"] == pytest.approx(best, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -567,13 +460,6 @@ def test_variants_of_translate_keep_lines_apart(option: str, run: Path) -> None:
         assert "".join(each[:6]) == printed
 
 
-def test_an_ensemble_of_one_model_translates_as_the_model(run: Path) -> None:
-    words, stdin = ("translate", run, "--n-best", "2"), b"the cat\na dog\n"
-    outputs = [result(*words, *more, stdin=stdin) for more in ((), ("--ensemble", run))]
-    texts = [[line.split(" ||| ")[1] for line in out.splitlines()] for out in outputs]
-    assert texts[0] == texts[1]
-
-
 def test_the_beam_is_as_wide_as_the_list(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     widths: list[int] = []
     translate_lines = translate_module.translate_lines
@@ -611,42 +497,6 @@ def test_alignment_and_scores_follow_the_text(run: Path, engine: str) -> None:
     both = mistake(*words[:2], "--ensemble", run, "--scores", stdin=stdin)
     assert "leave out --ensemble" in both
     assert "leave out --sample" in mistake(*words[:2], "--sample", "--scores", stdin=stdin)
-
-
-def test_a_line_that_is_too_long_is_translated_in_parts(run: Path) -> None:
-    text = "short\n" + "many words " * 100 + "\nshort\n"
-    code, printed, said = call("translate", run, stdin=text.encode())
-    assert code == 0
-    assert printed.count("\n") == 3
-    assert said.count("\n") == 1
-    assert said.startswith("line 2 ")
-
-
-def test_the_n_best_of_each_line(run: Path) -> None:
-    printed = result("translate", run, "--n-best", "3", stdin=b"The dog sleeps.\nA cat.\n")
-    rows = [line.split(" ||| ") for line in printed.splitlines()]
-    assert [row[0] for row in rows] == ["0"] * 3 + ["1"] * 3
-    for first in (0, 3):
-        scores = [float(row[2]) for row in rows[first : first + 3]]
-        assert scores == sorted(scores, reverse=True)
-
-
-def test_a_seed_samples_the_same_twice(run: Path) -> None:
-    words = ("translate", run, "--sample", "--temperature", "2", "--seed")
-    samples = [result(*words, seed, stdin=TEXT.encode()) for seed in (1, 1, 2)]
-    assert samples[0] == samples[1] != samples[2]
-    assert samples[0].count("\n") == samples[2].count("\n") == 6
-
-
-def test_a_moved_run_gives_the_same(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = result("translate", run, stdin=TEXT.encode())
-    scores = result("evaluate", run, "--beam", "1", "--json")
-    shutil.copytree(run, tmp_path / "far" / "away")
-    monkeypatch.chdir(tmp_path / "far")
-    assert result("translate", "away", stdin=TEXT.encode()) == here
-    assert result("evaluate", "away", "--beam", "1", "--json") == scores
 
 
 # --- pipes and terminals ---

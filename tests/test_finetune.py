@@ -1,7 +1,6 @@
 """A run that begins with a trained model: its stack is there, what is new on top is new."""
 
 import dataclasses
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from tests.train.small_runs import assert_same_bits, hurt
 from torch import Tensor
 
 from manyheads.errors import UserError
-from manyheads.finetune import ON_TOP, load_pretrained
+from manyheads.finetune import ON_TOP
 from manyheads.loading import load_run, load_torch_run
 from manyheads.models.bert import Bert
 from manyheads.models.gpt import Gpt
@@ -155,22 +154,6 @@ def test_an_imported_decoder(texts: Path, tmp_path: Path) -> None:
     assert len(loaded.classify(["the dog", "the small tree"])) == 2
 
 
-def test_an_imported_encoder(texts: Path, tmp_path: Path) -> None:
-    folders = pytest.importorskip("tests.exchange.folders")
-    folder, theirs = folders.saved(tmp_path / "theirs", "bert")
-    actual = classifier(folder, texts, tmp_path / "run")
-    [batch] = actual.task.batches(0)
-    actual.model.eval()
-    with torch.no_grad():
-        ours = actual.model.hidden(batch.tokens, batch.mask, batch.segments)  # type: ignore[operator]
-        real = torch.ones_like(batch.tokens) if batch.mask is None else batch.mask
-        inputs = {"input_ids": batch.tokens, "attention_mask": real.long()}
-        expected = theirs.bert(**inputs, token_type_ids=batch.segments).last_hidden_state
-    torch.testing.assert_close(ours[real.bool()], expected[real.bool()], rtol=1e-4, atol=1e-4)
-    actual.run()
-    assert load_run(tmp_path / "run").encoder().classify(["one two", "the dog"])
-
-
 @pytest.mark.parametrize("labels", [("yes", "no"), ("a", "b", "c")])
 def test_a_classifier_for_other_labels_begins_with_a_new_head(
     labels: tuple[str, ...], starts: dict[str, Path], tmp_path: Path
@@ -304,27 +287,6 @@ def test_old_names_of_init_and_folders_called_like_a_kind_of_model(
     assert "tokens" in refused("classify", tmp_path / "run", "init=bert", "tokens.vocab_size=9")
 
 
-def test_weights_of_another_shape_are_refused_by_name(starts: dict[str, Path]) -> None:
-    start = load_torch_run(starts["masked pairs"])
-    model = dataclasses.replace(start.run.model, ffn_dim=7).build()
-    with pytest.raises(UserError) as caught:
-        load_pretrained(model, start)
-    assert re.search(
-        r"does not fit this model: encoder\.\S+ is of \[32, 16\], not of", str(caught.value)
-    )
-
-
-def test_a_vocabulary_without_room_for_sentinels(
-    starts: dict[str, Path], texts: Path, tmp_path: Path
-) -> None:
-    """A denoiser has none, and span corruption needs some."""
-    trainer("denoising", texts, tmp_path / "bart", *SHORT).run()
-    data = f"data.folder={texts}"
-    line = refused("t5-mini", tmp_path / "run", data, f"init={tmp_path / 'bart'}")
-    assert "has room for 17 tokens" in line
-    assert "begin with a model that was trained for it" in line
-
-
 def test_the_settings_of_the_start_are_taken(
     starts: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:
@@ -357,19 +319,6 @@ def test_a_translator_is_trained_in_the_frame_that_it_writes_in(
     assert set(batch.target[:, 0].tolist()) == {marks.start}
     ends = batch.labels.gather(1, batch.loss_mask.sum(1, keepdim=True) - 1)
     assert set(ends.flatten().tolist()) == {marks.end}
-
-
-def test_masked_training_goes_on_from_a_model_without_segments(texts: Path, tmp_path: Path) -> None:
-    """The command line overrides the recipe."""
-    start, _ = saved(tmp_path / "roberta", "roberta", "RobertaForMaskedLM")
-    settings = (*TRAIN, f"data.folder={texts}", f"init={start}", "objective.pairs=none")
-    actual = recipe_trainer("bert-mini", tmp_path / "run", *settings, "data.lines=text")
-    assert isinstance(actual.model, Bert)
-    assert actual.model.config.next_sentence is None
-    begun = dict(load_run(start).model.state_dict())  # type: ignore[attr-defined]
-    state = dict(actual.model.state_dict())
-    assert_equal(of_stack(state), of_stack(begun))
-    assert torch.equal(state["head.project.weight"], begun["head.project.weight"])
 
 
 def test_an_encoder_reads_on_in_the_frame_that_it_was_pretrained_with(

@@ -1,7 +1,6 @@
 """`load_run`: every kind of folder gives the same model, or a one-line error."""
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -142,12 +141,6 @@ def test_config_of_an_exported_folder_describes_its_weights(tmp_path: Path) -> N
 # --- devices ---
 
 
-def test_onnx_folder_names_onnxruntime(tmp_path: Path) -> None:
-    (tmp_path / "decoder.onnx").write_bytes(b"")
-    with pytest.raises(UserError, match="onnxruntime"):
-        load_run(tmp_path)
-
-
 def test_ctranslate2_gets_the_device(
     folders: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,31 +243,3 @@ def test_a_tokenizer_of_another_model_is_refused(
             )  # without the checksum line, as the message advises
         with pytest.raises(DataError, match=r"has \d+ tokens, the model \d+: they do not belong"):
             load_run(path)
-
-
-def test_a_config_without_model_type_is_refused(copy: Callable[[str], Path]) -> None:
-    folder = copy("bert")
-    settings = json.loads((folder / "config.json").read_text())
-    del settings["model_type"]
-    (folder / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(DataError, match="no model_type"):
-        load_run(folder)
-
-
-def test_missing_and_empty_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no run folder"):
-        load_run(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="is not a run folder"):
-        load_run(tmp_path)
-    (tmp_path / "model.bin").write_bytes(b"")
-    with pytest.raises(DataError, match="is not a run folder"):
-        load_run(tmp_path)
-
-
-def test_weights_of_another_model_are_refused(folders: Folder, tmp_path: Path) -> None:
-    bert = import_to(folders("bert")[0], tmp_path / "bert")
-    electra = import_to(folders("electra")[0], tmp_path / "electra")
-    shutil.copy(bert / "model.safetensors", electra)
-    line = "belongs to another model .* or was written by an older version: run its train command"
-    with pytest.raises(DataError, match=line):
-        load_run(electra)

@@ -17,7 +17,6 @@ from manyheads.phrasebook.layout import write
 from manyheads.phrasebook.modifiers import ADJECTIVES
 from manyheads.phrasebook.nominals import held_out
 from manyheads.phrasebook.nouns import NOUNS
-from manyheads.phrasebook.numbers import FRENCH, GERMAN
 
 PINNED = (
     "Our brother comes from Paris and he hid many strange books.",
@@ -60,24 +59,10 @@ def test_the_same_arguments_give_the_same_pairs_and_more_begin_with_fewer() -> N
     assert sentences("en-de", "train", 300, seed=4) != first
 
 
-@pytest.mark.parametrize("pair", PAIRS)
-def test_types_are_kept_in_every_split(drawn: Draws, pair: str) -> None:
-    """The first pairs again, with the types of every call checked: `drawn` is without checks."""
-    for split, count in {"train": 800, "valid": 10, "test": 10, "compositional": 100}.items():
-        assert sentences(pair, split, count) == drawn[pair, split][:count]
-
-
 def test_the_draw_is_pinned_so_that_it_is_the_same_on_every_machine() -> None:
     pairs = {pair: sentences(pair, "train", 50)[-1] for pair in PAIRS}
     assert pairs["en-de"].source == pairs["en-fr"].source == PINNED[0]
     assert (pairs["en-de"].target, pairs["en-fr"].target) == PINNED[1:]
-
-
-def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ValueError, match="en-de, en-fr"):
-        sentences("en-it", "train", 1)
-    with pytest.raises(ValueError, match="compositional"):
-        sentences("en-de", "dev", 1)
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -88,13 +73,6 @@ def test_sources_are_distinct_and_splits_disjoint(drawn: Draws, pair: str) -> No
         assert len(set(sources)) == len(sources)
         assert not seen & set(sources)
         seen |= set(sources)
-
-
-def test_many_distinct_sentences_are_within_reach() -> None:
-    grammar = Grammar("reach")
-    with unchecked():
-        actual = {write(english.sentence(grammar.sentence()))[0] for _ in range(30_000)}
-    assert len(actual) > 28_000
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -193,32 +171,6 @@ def test_words_of_the_compositional_split_occur_in_training(drawn: Draws) -> Non
 
 # Numbers
 
-KNOWN_GERMAN = {
-    0: "null", 1: "eins", 6: "sechs", 7: "sieben", 11: "elf", 12: "zwölf", 13: "dreizehn",
-    16: "sechzehn", 17: "siebzehn", 20: "zwanzig", 21: "einundzwanzig", 26: "sechsundzwanzig",
-    30: "dreißig", 31: "einunddreißig", 34: "vierunddreißig", 45: "fünfundvierzig", 58:
-    "achtundfünfzig", 60: "sechzig", 67: "siebenundsechzig", 70: "siebzig", 73: "dreiundsiebzig",
-    80: "achtzig", 82: "zweiundachtzig", 96: "sechsundneunzig", 99: "neunundneunzig",
-}  # fmt: skip
-KNOWN_FRENCH = {
-    0: "zéro", 1: "un", 6: "six", 10: "dix", 14: "quatorze", 16: "seize", 17: "dix-sept",
-    20: "vingt", 21: "vingt et un", 22: "vingt-deux", 31: "trente et un", 45: "quarante-cinq",
-    50: "cinquante", 60: "soixante", 61: "soixante et un", 69: "soixante-neuf",
-    70: "soixante-dix", 71: "soixante et onze", 72: "soixante-douze", 77: "soixante-dix-sept",
-    80: "quatre-vingts", 81: "quatre-vingt-un", 90: "quatre-vingt-dix", 91: "quatre-vingt-onze",
-    92: "quatre-vingt-douze", 99: "quatre-vingt-dix-neuf",
-}  # fmt: skip
-
-
-def test_number_words() -> None:
-    for number, word in KNOWN_GERMAN.items():
-        assert "".join(part for part, _ in GERMAN[number]) == word
-    for number, word in KNOWN_FRENCH.items():
-        written = " ".join(part for part, _ in FRENCH[number]).replace(" - ", "-")
-        assert written == word
-    for table in (GERMAN, FRENCH):
-        assert len({"".join(part for part, _ in number) for number in table}) == 100
-
 
 def test_numbers_in_sentences(drawn: Draws) -> None:
     text = " ".join(targets(drawn, "en-fr"))
@@ -302,18 +254,6 @@ STEMS = listed(
 )
 
 
-def test_german_articles_fit_their_nouns(drawn: Draws) -> None:
-    genders, allowed = german_paradigm()
-    articles = {article for actual in allowed.values() for article, _ in actual}
-    checked = 0
-    for text in targets(drawn, "en-de"):
-        for article, noun in re.findall(r"\b(\w+) ([A-ZÄÖÜ]\w+)", text[0].lower() + text[1:]):
-            if article in articles and noun in genders:
-                checked += 1
-                assert any(a == article for a, _ in allowed[genders[noun]]), text
-    assert checked > 1500
-
-
 FINITE = listed(
     "hat haben habe hast ist sind bin bist wird werden werde wirst kann können kannst muss müssen "
     "musst will wollen willst war waren warst hatte hatten hattest"
@@ -359,21 +299,6 @@ def test_german_main_clauses_have_the_verb_second(drawn: Draws) -> None:
             assert match.group(1).islower(), text
             assert match.group(1) not in DETERMINERS_AND_PRONOUNS, text
     assert checked > 150
-
-
-def test_german_questions_begin_with_the_verb_and_separable_verbs_part(drawn: Draws) -> None:
-    question_words = listed("wer wen wem was wo wann warum wie")
-    parted = joined = 0
-    for p in drawn["en-de", "train"]:
-        first = words(p.target, p.target_words)[0]
-        if p.source.endswith("?") and re.match(r"(Do|Does|Did|Is|Are|Will|Can|Must) ", p.source):
-            assert first not in DETERMINERS_AND_PRONOUNS | question_words, p.target
-        parted += bool(
-            re.search(r"\b(ruft|macht|lädt|kommt) .*\b(an|auf|zu|ein|zurück)[.?!]", p.target)
-        )
-        joined += bool(re.search(r"\b(anruft|aufmacht|zumacht|einlädt|ankommt)\b", p.target))
-    assert parted > 20
-    assert joined > 5
 
 
 def test_german_commas_and_negation(drawn: Draws) -> None:
@@ -451,26 +376,6 @@ def test_french_elides_and_contracts(drawn: Draws) -> None:
         assert not re.search(rf"\b[ldnjmts]'(?!{VOWEL}|y )", text, re.I), text
 
 
-def test_french_negation_has_both_halves(drawn: Draws) -> None:
-    half = re.compile(r"\b(ne |n')", re.I)
-    for text in targets(drawn, "en-fr"):
-        first, second = half.findall(text), re.findall(r"\b(?:pas|jamais)\b", text)
-        assert len(first) == len(second), text
-        for match in half.finditer(text):
-            assert re.match(r"(?:[mtls]'|\w+ )?(?:\w+ )*?\w+ (?:pas|jamais)\b", text[match.end() :])
-
-
-def test_french_participles_agree(drawn: Draws) -> None:
-    text = " ".join(targets(drawn, "en-fr"))
-    assert not re.search(r"\b[Ee]lle est (arrivé|parti|resté|revenu|allé|venu)\b", text)
-    assert not re.search(
-        r"\b([Ii]ls|[Nn]ous) (sont|sommes) (arrivé|parti|resté|revenu|allé)\b", text
-    )
-    assert not re.search(r"\b(a|ont|avons|as) (arrivé|parti|resté|allé|venu)\b", text)
-    assert re.search(r"\b[Ee]lle est (arrivée|partie|restée|revenue|allée)\b", text)
-    assert re.search(r"que [^.,]* (a|ont|as|avons) \w+(ées|ée|és|ues|ies)\b", text)
-
-
 # Everything occurs, and often enough
 
 PHENOMENA = {
@@ -505,10 +410,3 @@ def test_each_phenomenon_occurs(drawn: Draws, pair: str) -> None:
         assert sum(bool(re.search(pattern, text)) for text in texts) >= 4, name
     many = sum(len({i for i, _ in p.alignment}) < len(p.alignment) for p in drawn[pair, "train"])
     assert many > 0.4 * len(drawn[pair, "train"])
-
-
-def test_lengths(drawn: Draws) -> None:
-    lengths = [len(p.source_words) - 1 for p in drawn["en-de", "train"]]
-    assert 9 <= sum(lengths) / len(lengths) <= 12
-    assert max(lengths) <= 25
-    assert sum(length > 15 for length in lengths) > 0.08 * len(lengths)

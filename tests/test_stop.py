@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.test_cli import call, mistake, result
+from tests.test_cli import result
 
 from manyheads.decode.beam import Decode
 from manyheads.models.gpt import GptConfig
@@ -42,23 +42,3 @@ def test_a_text_ends_before_a_stop_text(folder: Path, way: tuple[str, str]) -> N
     assert result(*words, "--stop", "nowhere", "--stop", stop) == ended + "\n"
     assert result(*words, "--stop", "nowhere") == text + "\n"
     assert result(*words, "--stop", new[:2]) == "a b\n"
-
-
-def test_a_stop_in_the_prompt_ends_nothing(folder: Path) -> None:
-    words = ("generate", folder, "--prompt", "stop here", "--max-new-tokens", "4", "--seed", "1")
-    assert result(*words, "--stop", "stop") == result(*words)
-
-
-def test_an_empty_stop_is_refused(folder: Path) -> None:
-    assert "--stop is empty" in mistake("generate", folder, *PROMPT, "--stop", "a", "--stop", "")
-
-
-def test_leaving_the_trained_context_is_said_once(folder: Path) -> None:
-    words = ("generate", folder, "--max-new-tokens")
-    code, printed, said = call(*words, CONTEXT - 1, stdin=b"a b\nc d\n")
-    assert (code, said) == (0, "")
-    code, printed, said = call(*words, CONTEXT, stdin=b"a b\nc d e\n" + b"f " * 30)
-    assert code == 0
-    assert printed.count("\n") == 3
-    assert said.count("\n") == 1
-    assert f"exceed the {CONTEXT} that the model was trained with" in said

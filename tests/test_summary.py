@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from manyheads.baselines.rnn import RnnConfig
 from manyheads.decode.kv_cache import KVCache
-from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Detect, Tag
@@ -30,7 +29,6 @@ from manyheads.summary import (
     ModelSummary,
     count_parameters,
     human,
-    human_bytes,
     summarize,
     table,
 )
@@ -138,19 +136,6 @@ def test_flops_equal_what_pytorch_counts(config: ModelConfig) -> None:
     assert set(counted.tokens.values()) == ({9, 1} if config is VIT else {LENGTH})
 
 
-def test_the_class_token_is_cut_out_of_no_image() -> None:
-    counted = summarize(VIT)
-    convolution = 2 * SIZES["dim"] * 2 * 4 * 4
-    assert counted.flops["patch"] == {"embedding": convolution, **counted.flops["class"]}
-    assert counted.parts["embedding"] == convolution // 2 + 2 * SIZES["dim"]
-    inner = sum(counted.flops[kind]["feed-forward"] * n for kind, n in counted.tokens.items())
-    assert counted.feedforward_share["flops"] == inner / counted.sequence_flops
-    text = shown(counted)
-    assert "FLOPs / patch " in text
-    assert "FLOPs / class token" in text
-    assert "patch token" not in text
-
-
 @pytest.mark.parametrize("name", ["seq2seq", "seq2seq-sides"])
 def test_source_and_target_tokens_pay_their_own_way(name: str) -> None:
     config = CONFIGS[name]
@@ -196,17 +181,6 @@ def test_cache_is_what_a_cache_holds(name: str) -> None:
     assert counted.cache == BATCH * LENGTH * counted.cache_per_token["token"]
 
 
-@pytest.mark.parametrize("name", ["seq2seq", "seq2seq-sides"])
-def test_cache_of_an_encoder_decoder(name: str) -> None:
-    config, cache = CONFIGS[name], KVCache()
-    source, target = inputs(config)
-    model: Any = config.build().eval()
-    model.decode(target, model.encode(source), cache=cache)
-    counted = summarize(config, length=LENGTH, batch=BATCH).inference["float32"]
-    assert counted.cache == cache.bytes()
-    assert counted.cache == BATCH * LENGTH * sum(counted.cache_per_token.values())
-
-
 RNN: dict[str, Any] = {"vocab_size": 40, "dim": 16, "layers": 3, "dropout": 0.0}
 RECURRENT: dict[str, RnnConfig] = {
     "dot": RnnConfig(**RNN, score=Dot()),
@@ -238,13 +212,6 @@ def test_a_recurrent_model_is_counted(config: RnnConfig) -> None:
     held = counted.inference["float32"]
     assert 2 * held.cache == cache.bytes() + memory.states.nbytes
     assert 2 * BATCH * held.state == cache.bytes()
-
-
-def test_the_table_of_a_recurrent_model() -> None:
-    text = shown(summarize(RECURRENT["dot"]))
-    for word in ("recurrent", "cross-attention", "states / sequence"):
-        assert word in text
-    assert "feed-forward" not in text
 
 
 def kept_bytes(model: nn.Module, arguments: list[Tensor], padded: bool) -> int:
@@ -301,33 +268,6 @@ def test_activations_are_near_what_autograd_keeps(
     assert counted.activations == pytest.approx(measured, rel=0.1)
 
 
-SLIM: dict[str, Any] = {
-    "dim": 16,
-    "heads": 2,
-    "layers": 1,
-    "ffn_dim": 16,
-    "attention": Fused(),
-    "dropout": 0.0,
-}
-WIDE = EmbeddingConfig(dim=256, norm=Norm())
-TOPS: dict[str, ModelConfig] = {
-    "pixels": VitConfig(**SLIM, image_size=64, patch_size=16, head=None),
-    "projected table": BertConfig(**SLIM, vocab_size=20, embed=WIDE, head=None),
-    "masked": BertConfig(**SLIM, vocab_size=20, embed=WIDE),
-    "detect": BertConfig(**SLIM, vocab_size=20, head=Detect()),
-}
-
-
-@pytest.mark.parametrize("name", TOPS)
-def test_activations_of_what_stands_below_and_above_the_blocks(name: str) -> None:
-    """Sizes that make these the most of it."""
-    config = TOPS[name]
-    arguments = inputs(config, batch=2, length=17)
-    measured = kept_bytes(config.build(), arguments, padded=False)
-    counted = summarize(config, length=17, batch=2).training
-    assert counted.activations == pytest.approx(measured, rel=0.04)
-
-
 def test_memory_adds_up() -> None:
     counted = summarize(preset("gpt3-small"), batch=4)
     training = counted.training
@@ -337,10 +277,6 @@ def test_memory_adds_up() -> None:
     single = summarize(preset("gpt3-small"))
     assert training.activations == 4 * single.training.activations
     assert counted.flops == single.flops
-
-
-def test_no_encoder_keeps_a_cache() -> None:
-    assert summarize(CONFIGS["bert"]).inference["float32"].cache == 0
 
 
 @pytest.mark.parametrize("name", presets())
@@ -378,20 +314,3 @@ def test_tables_show_every_part() -> None:
     assert "FLOPs / source token" in text
     assert "cache / target token" in text
     assert "cache" not in shown(summarize(CONFIGS["bert"]))
-
-
-def test_human_counts_and_bytes() -> None:
-    counts = [0, 999, 1_000, 65_100_000, 999_600_000, 99_960_000, 174_604_259_328, 3 * 10**18]
-    texts = ["0", "999", "1.00K", "65.1M", "1.00B", "100M", "175B", "3000Q"]
-    assert list(map(human, counts)) == texts
-    assert human_bytes(512) == "512 B"
-    assert human_bytes(3 * 2**29) == "1.50 GiB"
-
-
-@pytest.mark.parametrize(
-    ("settings", "advice"),
-    [({"length": 0}, "at least 1"), ({"batch": 0}, "at least 1"), ({"length": 13}, "end at 12")],
-)
-def test_a_mistake_says_what_to_do(settings: dict[str, int], advice: str) -> None:
-    with pytest.raises(UserError, match=advice):
-        summarize(CONFIGS["gpt"], **settings)

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from manyheads.kernels import attention
-
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 steps: Any = importlib.import_module("steps")
 
@@ -28,20 +26,3 @@ def test_variants_are_measured_side_by_side(capsys: pytest.CaptureFixture[str]) 
         # Both are parts of the whole, which is measured at another time.
         assert 0 < row["read_milliseconds"] < 3 * row["milliseconds"]
         assert 0 < row["step_microseconds"] / 1e3 < 3 * row["milliseconds"]
-
-
-def test_a_variant_holds_until_it_ends() -> None:
-    few = attention.MAX_DECODE_QUERIES
-    with steps.changed("attention.MAX_DECODE_QUERIES=3 attention.MAX_DECODE_QUERIES=5"):
-        assert attention.MAX_DECODE_QUERIES == 5
-    assert few == attention.MAX_DECODE_QUERIES
-
-
-@pytest.mark.parametrize(
-    "variant", ["attention.NOTHING=3", "nowhere.MAX=3", "attention.MAX_DECODE_QUERIES=many", "MAX"]
-)
-def test_what_sets_no_number_is_refused(variant: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as refused:
-        steps.main([*TINY, "--variants", variant])
-    assert refused.value.code == 2
-    assert variant in capsys.readouterr().err

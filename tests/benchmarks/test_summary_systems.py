@@ -29,18 +29,3 @@ def test_the_page_trains_what_the_table_was_made_of(name: str) -> None:
     words = shlex.split(f"data.folder=dialogsum {systems.TRAIN} {systems.SYSTEMS[name]}")
     expected = dump(read_recipe("summaries", words))
     assert dump(read_recipe("summaries", settings_on_the_page()[name])) == expected
-
-
-@pytest.mark.parametrize("kind", ["rnn", "decoder-only-seq2seq"])
-def test_another_kind_is_as_large_as_the_recipe_only_where_told(kind: str) -> None:
-    """As the page says: `model=KIND` begins with that kind's own defaults."""
-    run = read_recipe("summaries", [f"model={kind}"])
-    assert (run.model.dim, run.model.max_length, run.model.dropout) == (256, 512, 0.1)
-    recipe = ROOT / "src" / "manyheads" / "recipes" / "summaries.toml"
-    reported = [line.removeprefix("#").split() for line in recipe.read_text("utf-8").splitlines()]
-    (words,) = [words for words in reported if words[:1] == [f"model={kind}"]]
-    here: Any = read_recipe("summaries").model
-    there: Any = read_recipe("summaries", words).model
-    for name in ("dim", "max_length", "dropout"):
-        assert getattr(there, name) == getattr(here, name)
-    assert kind == "rnn" or there.embed.scale == here.embed.scale

@@ -1,7 +1,5 @@
 """The translation benchmark: preparation, training, scoring and tables."""
 
-import dataclasses
-import gzip
 import importlib
 import json
 import sys
@@ -12,10 +10,7 @@ from typing import Any
 import pytest
 
 from manyheads.data.files import read_lines
-from manyheads.errors import UserError
 from manyheads.phrasebook import sentences
-from manyheads.presets import TRANSFORMER_BASE
-from manyheads.recipes import read_recipe
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 translations: Any = importlib.import_module("translations")
@@ -107,13 +102,6 @@ def test_what_cannot_be_prepared_is_refused(
         assert reported.count("\n") == 1
 
 
-def test_moses_tokens_are_those_of_its_scripts() -> None:
-    """For English it also moves a full stop into the quotes."""
-    pytest.importorskip("sacremoses")
-    words = translations.moses("en")
-    assert words("A man's T-shirt says “USA 2007”.") == 'a man \'s t-shirt says " usa 2007 . "'
-
-
 @pytest.mark.usefixtures("with_moses")
 def test_literature_trains_on_prepared_text_alone(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -156,101 +144,6 @@ def test_literature_trains_on_prepared_text_alone(
     assert "another --keep" in capsys.readouterr().err
 
 
-def test_raw_text_is_scored_without_moses_too(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "sacremoses", None)
-    requested = ["--pairs", "de-en", "--systems", "ours", "--device", "cpu", *TINY]
-    assert translations.main(["raw", str(folder), *requested]) == 0
-    said = capsys.readouterr()
-    (row,) = rows(said.out)
-    assert row["pair"] == "de-en"
-    assert row["signature"].keys() == {"bleu", "chrf"}
-    assert "sacremoses" in said.err
-
-
-def test_tokenised_bleu_is_of_words_between_spaces() -> None:
-    expected = ["a dog sees a small tree .", "two men walk ."]
-    assert translations.tokenised(expected, expected, None)[0] == pytest.approx(100)
-    joined = [line.replace(" .", ".") for line in expected]
-    assert translations.tokenised(joined, expected, None)[0] < 99
-    words = translations.tokenised(joined, expected, lambda line: line.replace(" .", "."))
-    assert words[0] == pytest.approx(100)
-
-
-def test_published_is_what_the_paper_trains() -> None:
-    run = read_recipe("translation", translations.PUBLISHED.split())
-    model, train = run.model, run.train
-    assert (model.dim, model.layers, model.heads, model.ffn_dim) == (128, 4, 4, 256)
-    assert (model.dropout, model.norm.placement, model.position.kind) == (0.3, "post", "sinusoidal")
-    assert (train.steps, train.warmup_steps, train.learning_rate) == (8000, 2000, 5e-3)
-    assert (train.label_smoothing, train.average_checkpoints, run.decode.beam) == (0.1, 10, 5)
-    assert run.tokens.vocab_size == 10_000
-
-
-@pytest.mark.parametrize("name", translations.PRESETS)
-def test_every_preset_is_a_recipe_of_its_own(name: str) -> None:
-    published = translations.PUBLISHED.split()
-    run = read_recipe("translation", [*published, *translations.PRESETS[name].split()])
-    assert (run == read_recipe("translation", published)) == (name == "published")
-
-
-def test_tatoeba_base_is_transformer_base() -> None:
-    """Except for settings that depend on the data, and more dropout for little data."""
-    settings = [*translations.TATOEBA.split(), *translations.SYSTEMS["base"].split()]
-    model = read_recipe("translation", settings).model
-    local = {"vocab_size": None, "dropout": 0.3, "max_length": model.max_length, "ffn_dim": 2048}
-    assert model == dataclasses.replace(TRANSFORMER_BASE, **local)
-
-
-def test_tatoeba_has_a_curve_of_bleu_and_a_picture(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for end in ("en", "de"):
-        (folder / f"test_2016_flickr.{end}").rename(folder / f"test.{end}")
-    requested = ["--systems", "rnn", "--device", "cpu", *TINY, "decode.bleu_sentences=2"]
-    requested = [
-        item
-        for item in requested
-        if not item.startswith(("model.h", "model.ffn", "train.average_checkpoints"))
-    ]
-    assert translations.main(["tatoeba", str(folder), *requested]) == 0
-    text = capsys.readouterr().out
-    assert all({"step", "seconds", "loss", "bleu"} <= row["curve"][0].keys() for row in rows(text))
-    (tmp_path / "rows.jsonl").write_text(text)
-    picture = tmp_path / "tatoeba.png"
-    shown = ["--table", str(tmp_path / "rows.jsonl"), "--picture", str(picture)]
-    assert translations.main(shown) == 0
-    assert picture.stat().st_size > 1000
-    assert "### tatoeba, de-en" in capsys.readouterr().out
-
-
-def measured(system: str, seed: int, bleu: float) -> dict[str, Any]:
-    costs = {"parameters": 2_600_000, "steps": 8000, "seconds": 100.0, "ms_a_step": 12.5}
-    named = {"table": "literature", "system": system, "pair": "en-de", "seed": seed}
-    scores = {"test": {"tokenised": bleu, "bleu": bleu, "chrf": 60.0}}
-    signature = {"tokenised": "tok:none", "bleu": "tok:13a", "chrf": "nc:6"}
-    reported = {"valid_loss": 1.5, "scores": scores, "signature": signature, "curve": []}
-    return named | costs | reported
-
-
-def test_the_table_has_mean_and_spread_of_the_last_rows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    actual = [measured("ours", 1, 30.0), measured("ours", 2, 42.0), measured("ours", 1, 40.0)]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in actual))
-    assert translations.main(["--table", str(path)]) == 0
-    text = capsys.readouterr().out
-    assert (
-        "| ours | test | 41.00 ± 1.41 (40.00 42.00) | 41.00 ± 1.41 (40.00 42.00) | 60.0 |" in text
-    )
-    assert "| ours | 2.60M | 8,000 | 100 | 12.5 | 1.500 |" in text
-    assert "tokenised `tok:none`" in text
-    with pytest.raises(UserError, match="nothing to draw"):
-        translations.table([path], tmp_path / "none.png")
-
-
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
@@ -264,18 +157,3 @@ def test_a_mistake_is_one_line_before_anything_is_trained(
 ) -> None:
     assert translations.main(["raw", str(folder), *arguments]) == 2
     assert word in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_no_run_begins_after_its_time(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    requested = ["raw", str(folder), "--pairs", "en-de,de-en", "--until", "-1", *TINY]
-    assert translations.main(requested) == 0
-    said = capsys.readouterr()
-    assert not said.out
-    assert "2 runs were not begun" in said.err
-
-
-def test_gzipped_corpora_are_found(folder: Path) -> None:
-    for path in list(folder.iterdir()):
-        path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
-        path.unlink()
-    assert translations.stems(folder, "en", "de") == ["test_2016_flickr", "train", "val"]

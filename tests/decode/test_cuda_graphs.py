@@ -120,9 +120,15 @@ def test_every_definition_of_a_search_is_the_same(definition: dict[str, Any]) ->
         same(*(x._search(texts, START, limits, n_best) for x in (static, eager)))
 
 
-@pytest.mark.parametrize("at_limit", ["force-eos", "force-eos-free", "truncate"])
 @pytest.mark.parametrize(
-    "more", [{}, {"min_length": 4}, {"forced_bos": 9}, {"forced_bos": END}], ids=str
+    ("at_limit", "more"),
+    [
+        ("force-eos", {}),
+        ("force-eos-free", {"min_length": 4}),
+        ("truncate", {"forced_bos": 9}),
+        ("force-eos", {"forced_bos": END}),
+    ],
+    ids=str,
 )
 def test_samples_are_the_same(at_limit: str, more: dict[str, Any]) -> None:
     """The same random numbers, for batches, streams and translations."""

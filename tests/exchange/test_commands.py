@@ -6,7 +6,6 @@ A folder is made, imported or exported once for all the tests that use it.
 import io
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -16,18 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from tests.checks import unchecked
 from tests.exchange.folders import FAMILIES, LINES, fast, saved
 from tests.test_cli import call, mistake, result
 from tests.train.small_runs import write_recipe
 
 from manyheads import cli
-from manyheads.decode.generate import as_text
-from manyheads.exchange.card import model_card
-from manyheads.recipes import read_recipe
+from manyheads.exchange import onnx
 from manyheads.run import read_run
-from manyheads.tokenizer.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")
 huggingface_hub = pytest.importorskip("huggingface_hub")
@@ -147,12 +142,6 @@ def test_a_full_folder_is_not_overwritten(
     file.write_text("")
     for path in (file, file / "inside"):
         assert str(file) in mistake("import", folder("bert")[0], "--out", path)
-
-
-def test_files_have_the_permissions_of_their_folder(run: Make, exported: Make) -> None:
-    for out in (run("bert"), exported("huggingface", "bert"), exported("ctranslate2", "gpt2")):
-        for path in out.iterdir():
-            assert path.stat().st_mode & 0o777 == out.stat().st_mode & 0o666, path
 
 
 @pytest.mark.parametrize(
@@ -286,21 +275,6 @@ def test_commands_give_the_same_for_an_exported_model(
         mistake("embed", out, stdin=TEXT)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_export_import_export_gives_the_same_files(
-    family: str, exported: Make, tmp_path: Path
-) -> None:
-    once = exported("huggingface", family)
-    result("import", once, "--out", tmp_path / "run")
-    export(tmp_path / "run", "huggingface", tmp_path / "twice")
-    first, second = (load_file(x / "model.safetensors") for x in (once, tmp_path / "twice"))
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    for name in ("config.json", "generation_config.json"):
-        if (once / name).exists():
-            assert (once / name).read_bytes() == (tmp_path / "twice" / name).read_bytes()
-
-
 @pytest.mark.parametrize(
     ("family", "auto"),
     [
@@ -342,8 +316,9 @@ def test_graphs_are_exported_with_tokenizer_and_settings(run: Make, exported: Ma
 
 
 def test_every_export_has_a_card_that_the_hub_reads(
-    run: Make, exported: Make, tmp_path: Path
+    run: Make, exported: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(onnx, "_write", lambda graph, path: path.touch())  # takes seconds
     trained = run("trained")
     (trained / "scores.json").write_text(json.dumps(SCORES))
     for to, library in (("huggingface", "transformers"), ("ctranslate2",) * 2, ("onnx",) * 2):
@@ -360,21 +335,6 @@ def test_every_export_has_a_card_that_the_hub_reads(
     card = huggingface_hub.ModelCard.load(exported("huggingface", "bert") / "README.md")
     assert card.data.pipeline_tag == "fill-mask"
     assert "original model" in card.text
-
-
-@pytest.mark.parametrize(
-    ("recipe", "languages"),
-    [
-        ("phrasebook data.pair=en-fr", ["en", "fr"]),
-        ("translation data.folder=x data.source=en data.target=ja", ["en", "ja"]),
-        ("translation data.source=corpus/train.en data.target=corpus/train.de", ["en", "de"]),
-        ("language data.folder=x", None),
-    ],
-)
-def test_a_card_names_the_languages_of_a_corpus(recipe: str, languages: list[str] | None) -> None:
-    name, *overrides = recipe.split()
-    text = model_card("x", read_recipe(name, overrides), {}, "onnx", 1)
-    assert huggingface_hub.ModelCard(text).data.language == languages
 
 
 def test_impossible_exports_are_refused(run: Make, exported: Make, tmp_path: Path) -> None:
@@ -396,16 +356,6 @@ def test_an_export_reports_changed_settings(run: Make, tmp_path: Path) -> None:
     decode = read_run(tmp_path / "out").decode
     assert (decode.stopping, decode.at_limit) == ("early", "truncate")
     assert "in place of" not in export(run("bert"), "huggingface", tmp_path / "other")
-
-
-def test_the_search_order_of_older_runs_is_dropped(run: Make, tmp_path: Path) -> None:
-    old = shutil.copytree(run("marian"), tmp_path / "old")
-    settings = old / "run.toml"
-    lines = [x for x in settings.read_text("utf-8").splitlines() if "# check sum" not in x]
-    text = "\n".join(lines).replace("[decode]\n", '[decode]\norder = "best-first"\n')
-    assert "best-first" in text
-    settings.write_text(text, "utf-8")
-    assert read_run(old) == read_run(run("marian"))
 
 
 # --- embed ---
@@ -503,35 +453,6 @@ def test_a_seed_reproduces_a_text(run: Make) -> None:
     assert result(*words, stdin=b"") == ""
 
 
-def test_output_is_complete_characters(run: Make) -> None:
-    tokenizer = Tokenizer.load(run("gpt2") / "tokenizer.json")
-    snow = tokenizer.encode("ä☃🙂")
-    assert len(snow) > 8
-    pieces = list(as_text(tokenizer, [], iter(snow)))
-    assert [piece for piece in pieces if piece] == ["ä", "☃", "🙂"]
-
-
-def test_a_prompt_longer_than_learned_positions(run: Make) -> None:
-    long = "the dog " * 60
-    mistake("generate", run("gpt2"), "--prompt", long)
-    code, printed, log = call("generate", run("gpt2"), "--prompt", "the dog", "--temperature", "0")
-    assert code == 0
-    assert "200" in log  # the limit, which the positions do not allow
-    assert printed.startswith("the dog")
-    assert result("generate", run("llama"), "--prompt", long, "--max-new-tokens", "2")
-
-
-def test_options_of_generate_without_effect_are_refused(run: Make) -> None:
-    words = ("generate", run("gpt2"), "--prompt", "a")
-    for option in (["--top-k", "3"], ["--temperature", "0.5"], ["--seed", "2"]):
-        assert "--beam" in mistake(*words, "--beam", "2", *option)
-    assert "decode.beam" in mistake(*words, "--beam", "0")
-    assert "temperature" in mistake(*words, "--temperature", "nan")
-    assert "top_p" in mistake(*words, "--top-p", "0")
-    for family in ("bert", "t5"):
-        mistake("generate", run(family), "--prompt", "a")
-
-
 # --- evaluate ---
 
 
@@ -560,18 +481,3 @@ def test_odd_input(family: str, command: str, run: Make) -> None:
     for stdin in (b"\x00\x01 [MASK]\n", b"\t\n\n", "\ufeffdog\r\n".encode(), "\u2028\n".encode()):
         assert result(command, run(family), stdin=stdin).count("\n") >= 1
     assert result(command, run(family), stdin=b"") == ""
-
-
-def test_a_closed_pipe_is_no_error(run: Make) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "manyheads", "embed", str(run("bert")), "--pool", "tokens"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    process.stdout.close()
-    process.stdout = None
-    _, said = process.communicate(b"the dog\n" * 2000, timeout=60)
-    assert process.returncode == 0
-    assert b"manyheads:" not in said

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tokenizers
 from tests.exchange.folders import saved
-from tests.test_cli import call, mistake
+from tests.test_cli import call
 from tokenizers.processors import TemplateProcessing
 
 from manyheads.decode.beam import Decode
@@ -23,7 +23,7 @@ from manyheads.exchange.folder import (
     write_huggingface,
 )
 from manyheads.exchange.huggingface import import_model
-from manyheads.loading import TorchRun, import_notes, load_run
+from manyheads.loading import TorchRun, load_run
 
 FILES = ["config.json", "generation_config.json"]
 Folder = Callable[[str], Path]
@@ -116,19 +116,6 @@ def test_settings_without_effect_are_reported(
     assert all(name in note for note in notes for name in named)
 
 
-def test_a_missing_tokenizer_is_reported(copied: Folder) -> None:
-    folder = copied("marian")
-    assert import_notes(import_model(folder)) == []
-    (folder / "tokenizer.json").unlink()
-    [note] = import_notes(import_model(folder))
-    assert "tokenizer.json" in note
-
-
-def test_null_leaves_a_setting_to_the_other_file(copied: Folder) -> None:
-    folder = change(copied("marian"), "config.json", num_beams=3)
-    assert decode_from_hf(import_model(change(folder, num_beams=None))).beam == 3
-
-
 def test_the_prompt_counts_in_their_minimum_length(copied: Folder) -> None:
     imported = import_model(change(copied("gpt2"), min_length=12))
     assert decode_from_hf(imported).min_length == 0
@@ -214,12 +201,6 @@ def test_broken_settings_are_refused(name: str, value: Any, file: str, copied: F
     line = str(raised.value)
     assert name in line or "decode." in line
     assert "\n" not in line
-
-
-def test_broken_settings_are_an_exit_code(copied: Folder, tmp_path: Path) -> None:
-    folder = change(copied("marian"), min_length="a")
-    assert "min_length" in mistake("import", folder, "--out", tmp_path / "run", code=3)
-    assert "min_length" in mistake("translate", folder, stdin=b"a dog", code=3)
 
 
 @pytest.mark.parametrize("template", ["<unk> <pad> $A </s> <unk>", "$A </s> <pad>", "$A <pad>"])

@@ -76,7 +76,7 @@ def gradients(family: str, theirs: Any, ours: nn.Module) -> dict[str, Tensor]:
 )
 def test_logits_and_gradients_are_theirs(family: str, dtype: torch.dtype) -> None:
     bound = TOLERANCE[dtype]
-    for seed in SEEDS:
+    for seed in SEEDS if dtype == torch.float32 else SEEDS[:12]:
         theirs = draw(family, seed, dtype)
         with exact(theirs):
             ours = from_huggingface(theirs)
@@ -185,7 +185,7 @@ def drawn(config: Any) -> nn.Module:
 
 @every
 def test_exported_models_open_and_are_equal(family: str, tmp_path: Path) -> None:
-    for seed in range(len(CLASSES[family]) + 3):
+    for seed in range(len(CLASSES[family])):
         ours = from_huggingface(draw(family, seed, torch.float64))
         assert_equal(opened(to_huggingface(ours), tmp_path / str(seed)), ours, seed)
 
@@ -384,7 +384,7 @@ def test_any_model_is_exported_exactly_or_not_at_all() -> None:
     """Models that some family can express, with one or two settings changed."""
     rng = random.Random("leaving")
     exported, refused, lines = 0, 0, []
-    for number in range(200):
+    for number in range(120):
         known = from_huggingface(draw(rng.choice(list(CLASSES)), number)).config
         changes = rng.sample(CHANGES.split(), rng.choice([1, 1, 2]))
         try:
@@ -399,8 +399,8 @@ def test_any_model_is_exported_exactly_or_not_at_all() -> None:
             continue
         assert_equal(theirs, ours, number, bound=1e-9)
         exported += 1
-    assert exported > 30
-    assert len(lines) == refused > 30
+    assert exported > 20
+    assert len(lines) == refused > 20
 
 
 # --- the order of channels ---

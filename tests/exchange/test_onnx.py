@@ -136,7 +136,7 @@ def translator(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     torch.manual_seed(4)
-    model = strong(GptConfig(layers=2, position=Learned(), **SIZES, **OLDER).build())
+    model = strong(GptConfig(layers=1, position=Learned(), **SIZES, **OLDER).build())
     return model, exported(model, tmp_path_factory.mktemp("onnx"))
 
 
@@ -144,7 +144,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     torch.manual_seed(5)
     embed = EmbeddingConfig(segments=2, norm=Norm())
-    model = strong(BertConfig(layers=2, position=Buckets(), embed=embed, **SIZES, **OLDER).build())
+    model = strong(BertConfig(layers=1, position=Buckets(), embed=embed, **SIZES, **OLDER).build())
     return model, exported(model, tmp_path_factory.mktemp("onnx"))
 
 
@@ -262,57 +262,37 @@ def test_the_example_of_the_documentation_searches_greedily(
             assert actual == expected[: (expected.index(end) if end in expected else limit) + 1]
 
 
-@torch.no_grad()
-def test_only_requested_positions_have_logits(decoder: Pair) -> None:
-    model, graphs = decoder
-    tokens = words(2, 6)
-    inputs = {"tokens": tokens, "at": torch.tensor([4, 1]), **graphs.past(2)}
-    outputs = graphs.run("decoder", inputs)
-    close(outputs.pop("logits"), model(tokens)[:, [4, 1]])
-    assert {x.shape[2] for x in outputs.values()} == {6}
-
-
 def test_an_export_prints_nothing_and_leaves_the_model_unchanged(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The graph is float32 without dropout, whatever the model's mode and dtype are."""
+    """The graph is float32 without dropout, whatever the model's mode and dtype are.
+
+    Large weights are in a file of their own; the folder can be moved and keeps other files.
+    """
+    monkeypatch.setattr(exchange, "MAX_INLINE_BYTES", 1000)
     model = BertConfig(layers=1, dropout=0.5, head=None, **SIZES).build().double().train()
     before = {name: x.clone() for name, x in model.state_dict().items()}
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "run.toml").write_text("there before")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        graphs = exported(model, tmp_path / "run")
+        exported(model, folder)
     assert capfd.readouterr() == ("", "")
     assert logging.root.manager.disable == logging.NOTSET
     assert model.training
     assert [m.core for m in model.modules() if isinstance(m, SelfAttention)] == [Fused()]
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    graph, weights = folder / "encoder.onnx", folder / "encoder.onnx.data"
+    assert {path.name for path in folder.iterdir()} == {"run.toml", graph.name, weights.name}
+    assert weights.stat().st_size >= sum(4 * x.numel() for x in model.parameters() if x.ndim > 1)
+    assert str(Path(exchange.__file__).parents[1]).encode() not in graph.read_bytes()
+    shutil.move(folder, tmp_path / "elsewhere")
     tokens = words(2, 5)
     with torch.no_grad():
         inputs = {"tokens": tokens, "real": tokens > 0}
-        close(graphs.run("encoder", inputs)["hidden"], model.eval()(tokens).float())
-
-
-def test_large_weights_are_in_a_file_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The folder can be moved; other files stay in it."""
-    monkeypatch.setattr(exchange, "MAX_INLINE_BYTES", 1000)
-    model = BertConfig(layers=1, head=None, **SIZES).build().eval()
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.toml").write_text("there before")
-    exported(model, tmp_path / "run")
-    names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"encoder.onnx", "encoder.onnx.data", "run.toml"}
-    graph, weights = (tmp_path / "run" / name for name in ("encoder.onnx", "encoder.onnx.data"))
-    assert weights.stat().st_size >= sum(4 * x.numel() for x in model.parameters() if x.ndim > 1)
-    assert str(Path(exchange.__file__).parents[1]).encode() not in graph.read_bytes()
-    shutil.move(tmp_path / "run", tmp_path / "elsewhere")
-    tokens = words(2, 5)
-    with torch.no_grad():
-        outputs = Graphs(tmp_path / "elsewhere").run(
-            "encoder", {"tokens": tokens, "real": tokens > 0}
-        )
-        close(outputs["hidden"], model(tokens))
+        outputs = Graphs(tmp_path / "elsewhere").run("encoder", inputs)
+        close(outputs["hidden"], model.eval()(tokens).float())
 
 
 def test_refusals_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,13 @@
 
 import json
 import math
-import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from rich.console import Console
 
 from manyheads import cli
 from manyheads.errors import UserError
@@ -22,19 +19,15 @@ from manyheads.lab.cost import (
     Measurement,
     Point,
     Setup,
-    Trial,
     attempt,
     crossover,
-    draw,
     exponent,
     needed,
     notes,
     read_cores,
     rungs,
-    table_of,
 )
-from manyheads.lab.device_memory import free_memory, peak_memory
-from manyheads.nn.attend import AttentionFunctionConfig
+from manyheads.lab.device_memory import peak_memory
 from manyheads.nn.attention import AttentionInputs, AttentionSizes, Dense, Fused
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.tiled import Tiled
@@ -80,11 +73,6 @@ def test_the_exponent_is_that_of_a_power(power: float) -> None:
     assert exponent(points) == pytest.approx(power, abs=1e-12)
 
 
-def test_one_point_has_no_exponent() -> None:
-    assert exponent([(512, 3.0)]) is None
-    assert Cost(core="dense", exact=True).time_exponent is None
-
-
 def test_the_crossover_is_where_two_powers_meet() -> None:
     """n² and 3000 n cross at 3000, between two lengths, also if lengths are missing."""
     lengths = (512, 1024, 2048, 4096, 8192)
@@ -118,36 +106,6 @@ def test_peak_memory_is_that_of_a_known_pattern() -> None:
 
     assert peak_memory(act, CPU) == 4 * 3000
     assert peak_memory(lambda: None, CPU) == 0
-
-
-def test_garbage_of_before_is_not_counted() -> None:
-    """A reference cycle that is freed later must not hide later allocations."""
-    circle: list[object] = [torch.empty(5000)]
-    circle.append(circle)
-    del circle
-
-    def act() -> list[list[object]]:
-        empty: list[list[object]] = [[] for _ in range(20_000)]  # enough to call for a collection
-        torch.empty(1000)
-        return empty
-
-    assert peak_memory(act, CPU) == 4 * 1000
-
-
-def test_some_memory_is_free() -> None:
-    free = free_memory(CPU)
-    assert free is None or free > 0
-
-
-def test_memory_of_dense_holds_its_scores_and_that_of_tiled_a_block() -> None:
-    """Dense holds scores and weights of all pairs, tiled those of a block of pairs."""
-    n, setup = 256, Setup(device=CPU, head_dim=8)
-    inputs = draw(setup, n)
-    pairs = setup.heads * n * n * 4
-    forward, both = Trial(Dense(), setup, inputs).memory()
-    assert 2 * pairs <= forward < 2.5 * pairs
-    assert both >= 3 * pairs
-    assert Trial(Tiled(block=32), setup, inputs).memory()[1] < pairs / 2
 
 
 def test_memory_grows_as_it_must() -> None:
@@ -238,17 +196,6 @@ def test_another_error_is_not_hidden() -> None:
         attempt(broken)
 
 
-def test_where_no_core_is_left_that_is_the_mistake() -> None:
-    cores = {"failing": Failing(error=lambda: UserError("it refuses: choose another"))}
-    with pytest.raises(UserError, match=r"no core can be measured: failing: it refuses"):
-        Measurement(cores, [16, 32], SMALL).run()
-
-
-def test_what_is_refused_at_a_length_is_tried_at_longer_ones() -> None:
-    measured = Measurement({"linformer": Linformer(rank=32)}, [16, 64], SMALL).run()
-    assert [[point.length for point in cost.points] for cost in measured] == [[64]]
-
-
 def test_a_refusal_names_its_lengths_and_what_this_command_takes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -262,19 +209,6 @@ def test_a_refusal_names_its_lengths_and_what_this_command_takes(
     (advised,) = read_cores("linformer rank=4").values()
     actual = Measurement({"linformer": advised}, [8, 16], SMALL).run()
     assert [point.length for point in actual[0].points] == [8, 16]
-
-
-def test_what_is_refused_everywhere_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    past = Setup(device=CPU, head_dim=8, rounds=1, causal=True)
-    cores: dict[str, Any] = {"linformer": Linformer(rank=4), "dense": Dense()}
-    Measurement(cores, [16, 32], past).run()
-    why = "it mixes all positions, also later ones: leave out --causal, or this core"
-    said = [line for line in capsys.readouterr().err.splitlines() if "linformer" in line]
-    assert said[-1] == f"linformer is left out: {why}"
-    assert sum(why in line for line in said) == 1
-    with pytest.raises(UserError, match="leave out --causal"):
-        Measurement({"linformer": Linformer(rank=4)}, [16, 32], past).run()
-    assert "leave out --causal" not in capsys.readouterr().err
 
 
 # --- numbers of another algorithm ---
@@ -309,32 +243,6 @@ def test_fallbacks_are_reported(core: str, note: str) -> None:
     said = notes(Measurement(cores, [12, 32, 64], SMALL).run())
     assert len(said) == bool(note)
     assert all(note in line for line in said)
-
-
-def test_nor_are_lengths_on_the_way_a_measurement() -> None:
-    """One refuses at once, one at an intermediate length: no requested length is measured."""
-    cores = {
-        "first": Failing(error=lambda: UserError("it refuses: choose another")),
-        "second": Failing(limit=2048),
-    }
-    with pytest.raises(UserError, match=r"no core can be measured: first: it refuses"):
-        Measurement(cores, [2048], SMALL).run()
-
-
-def test_the_table_shows_what_ran_out_of_memory() -> None:
-    console = Console(width=200)
-    stopped = Cost(core="dense", exact=True, points=times({16: 1.0}), stopped=OUT_OF_MEMORY)
-    full = Cost(core="fused", exact=True, points=times({16: 1.0, 32: 4.0}))
-    other = Cost(core="near", exact=False, points=times({16: 2.0, 32: 3.0}))
-    refused = Cost(core="never", exact=False, stopped="it refuses")
-    with console.capture() as capture:
-        console.print(table_of([stopped, full, other, refused], [16, 32]))
-    lines = capture.get().splitlines()
-    assert sum(OUT_OF_MEMORY in line and "dense" in line for line in lines) == 2
-    assert any("fused" in line and "500 + 500" in line and "2.00" in line for line in lines)
-    met = crossover(other.points, full.points)
-    assert any("near" in line and f" {met} " in line for line in lines)
-    assert not any("never" in line for line in lines)
 
 
 # --- the command ---
@@ -380,51 +288,3 @@ def test_the_command_gives_all_as_one_object(command: Command) -> None:
         assert core["time_exponent"] == pytest.approx(power)
         power = exponent([(p["length"], p["memory"]) for p in points])
         assert core["memory_exponent"] == pytest.approx(power)
-
-
-def test_the_command_that_is_printed_measures_the_same(command: Command, tmp_path: Path) -> None:
-    words = ("--cores", "dense", "--lengths", "16,32", "--rounds", 1, "--heads", 3)
-    printed, said = command(*words, "--picture", tmp_path / "growth.png")
-    assert "Traceback" not in said
-    line = next(line for line in printed.splitlines() if line.startswith("manyheads cost"))
-    again, _ = command(*shlex.split(line)[2:], "--json")
-    assert json.loads(again)["command"] == f"{line} --json"
-    assert "--heads 3" in line
-    pytest.importorskip("matplotlib")
-    assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_all_cores_are_measured_unless_chosen() -> None:
-    every = {option.kind for option in get_args(AttentionFunctionConfig)}
-    assert set(read_cores(None)) == every
-    assert read_cores("dense, tiled block=16 ,") == {
-        "dense": Dense(),
-        "tiled block=16": Tiled(block=16),
-    }
-
-
-@pytest.mark.parametrize(
-    ("words", "advice"),
-    [
-        (["--cores", "dens"], "did you mean 'dense'?"),
-        (["--cores", "dense,tiled blok=3"], "did you mean 'core.block'?"),
-        (["--cores", "tiled block=0"], "core.block=0 must be at least 1"),
-        (["--cores", "tiled block"], "write it as name=value"),
-        (["--cores", ","], "--cores names none"),
-        (["--lengths", "short"], "--lengths is a whole number"),
-        (["--lengths", "0,16"], "--lengths=0 must be at least 1"),
-        (["--lengths", ","], "--lengths names none"),
-        (["--heads", "0"], "--heads=0 must be at least 1"),
-        (["--head-dim", "0"], "--head-dim=0 must be at least 1"),
-        (["--batch", "0"], "--batch=0 must be at least 1"),
-        (["--rounds", "0"], "--rounds=0 must be at least 1"),
-        (["--precision", "floot32"], "did you mean 'float32'?"),
-        (["--picture", "growth.txt"], "must end in one of .png"),
-    ],
-)
-def test_a_mistake_is_one_line(command: Command, words: Sequence[str], advice: str) -> None:
-    printed, said = command(*words, code=2)
-    assert printed == ""
-    assert said.startswith("manyheads: ")
-    assert said.count("\n") == 1
-    assert advice in said

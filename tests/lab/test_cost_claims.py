@@ -1,51 +1,27 @@
 """Claims about cost: tiny runs give the judged numbers, and a broken part changes the verdict."""
 
-import math
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
 from manyheads.lab.claims.claim import Measured, Setting, in_parts, listed
-from manyheads.lab.claims.clock import side_by_side
 from manyheads.lab.claims.lectures import (
     approximations,
     flash_moves_less,
-    masking_trains_all_at_once,
     parallel_over_places,
     path_length,
     squares_of_length,
     where_parameters_go,
 )
 from manyheads.lab.claims.recurrent import LstmConfig
-from manyheads.models.gpt import GptConfig
-from manyheads.nn import masks
 from manyheads.nn.attention import Dense
 from manyheads.nn.local import Longformer
-from manyheads.presets import preset
 
 ONCE, CPU = Setting(seeds=(1,)), torch.device("cpu")
 
 
 # --- the tools ---
-
-
-def test_the_clock_gives_medians_and_lets_all_have_their_turn() -> None:
-    calls: list[str] = []
-
-    def act(name: str, size: int) -> Callable[[], object]:
-        def work() -> torch.Tensor:
-            calls.append(name)
-            return torch.ones(size, size) @ torch.ones(size, size)
-
-        return work
-
-    actual = side_by_side({"small": act("small", 16), "large": act("large", 512)}, 2, CPU)
-    assert actual["large"] > actual["small"] > 0
-    turns = [name for name, before in zip(calls, ["", *calls], strict=False) if name != before]
-    assert turns == ["small", "large"] * 3  # to warm up, and two rounds
 
 
 def test_an_lstm_of_the_claims_reads_only_the_past() -> None:
@@ -86,17 +62,6 @@ def test_parameters_and_compute_are_told_of_each_size(monkeypatch: pytest.Monkey
     assert all(sum(shares) == pytest.approx(1.0) for shares in zip(*_ups(measured), strict=True))
 
 
-def test_a_narrow_feed_forward_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def narrow(name: str) -> Any:
-        config = preset(name)
-        assert isinstance(config, GptConfig)
-        return replace(config, ffn_dim=config.dim, layers=2)
-
-    monkeypatch.setattr(where_parameters_go, "SIZES", ("gpt3-small", "gpt3-xl"))
-    monkeypatch.setattr(where_parameters_go, "preset", narrow)
-    assert where_parameters_go.CLAIM.judge(where_parameters_go.measure(ONCE)).verdict == "fails"
-
-
 def _ups(measured: Measured) -> list[list[float]]:
     return [[up for _, up in points] for points in measured.lines.values()]
 
@@ -106,42 +71,6 @@ def _ups(measured: Measured) -> list[list[float]]:
 TINY = replace(
     squares_of_length.SMALL, few=1, lengths=(8, 16, 512), rows=1, length=4, widths=(64, 128)
 )
-Timed = Mapping[str, Callable[[], object]]
-
-
-@pytest.mark.parametrize(
-    ("power", "lengths", "verdict"),
-    [(2, TINY.lengths, "holds"), (1, TINY.lengths, "fails"), (2, (8, 16, 32), "depends")],
-)
-def test_exponents_are_those_of_the_times(
-    monkeypatch: pytest.MonkeyPatch, power: int, lengths: tuple[int, ...], verdict: str
-) -> None:
-    """It holds with the times of the formulas and fails with linear attention; with texts too
-    short for a crossover only the exponents hold."""
-
-    def acts(rows: int, length: int, width: int, device: torch.device) -> Timed:
-        attention = float(length**power * width)
-        lstm = float(2 * length * width**2)
-        times = {"attention": attention, "layer": attention + lstm / 2, "lstm": lstm}
-        return {name: lambda seconds=seconds: seconds for name, seconds in times.items()}  # type: ignore[misc]
-
-    def read(acts: Mapping[str, Callable[[], float]], rounds: int, device: torch.device) -> Any:
-        return {name: act() for name, act in acts.items()}
-
-    monkeypatch.setattr(squares_of_length, "SMALL", replace(TINY, lengths=lengths))
-    monkeypatch.setattr(squares_of_length, "acts", acts)
-    monkeypatch.setattr(squares_of_length, "side_by_side", read)
-    measured = squares_of_length.measure(ONCE)
-    assert measured.numbers["attention, n"] == [pytest.approx(power)]
-    judged = squares_of_length.judge(measured)
-    assert judged.verdict == verdict
-    assert "there is such a length" not in judged.why
-
-
-def test_a_crossing_is_where_it_stays_slower() -> None:
-    slow = [(1, 2.0), (2, 2.0), (4, 9.0), (8, 9.0)]
-    assert squares_of_length.crossing(slow, [(1, 1.0), (2, 3.0), (4, 3.0), (8, 3.0)]) == 4
-    assert squares_of_length.crossing(slow, [(n, 9.0) for n, _ in slow]) == float("inf")
 
 
 def test_times_of_attention_and_lstm_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,44 +100,10 @@ def test_what_a_window_cannot_reach_is_not_learned(monkeypatch: pytest.MonkeyPat
     assert path_length.judge(replace(measured, numbers=broken)).verdict == "fails"
 
 
-def test_gates_of_an_lstm_that_is_told_keep_for_that_long() -> None:
-    for build, bias in ((path_length.lstm, 1.0), (path_length.keeping, math.log(96))):
-        write, forget, *_ = build(96).lstm.bias_ih_l0.chunk(4)
-        assert forget.tolist() == pytest.approx([bias] * len(forget))
-        assert write.tolist() == pytest.approx([0.0 if bias == 1 else -bias] * len(write))
-
-
 # --- masking trains all at once ---
 
 
-def test_a_leak_is_seen_at_any_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    def leak() -> float:
-        model = masking_trains_all_at_once.model_of(12, seed=1)
-        vectors = torch.randn(2, 12, 64, dtype=torch.float64, requires_grad=True)
-        return masking_trains_all_at_once.leak(model, vectors)
-
-    assert leak() == 0
-    monkeypatch.setattr(masks.AttentionMask, "is_causal", lambda self: False)
-    for place in (0, 7, 10):  # the only query that sees what comes next
-        with monkeypatch.context() as broken:
-            broken.setattr(
-                masks.Causal,
-                "__call__",
-                lambda self, q, k, place=place: (k <= q) | ((q == place) & (k == q + 1)),
-            )
-            assert leak() > 1e-3
-
-
 # --- parallel over places ---
-
-
-def test_steps_in_a_row_are_the_longest_chain() -> None:
-    x = torch.ones((), requires_grad=True)
-    short, long = x * 2, x
-    for _ in range(5):
-        long = long * 2
-    steps = parallel_over_places.steps_in_a_row
-    assert steps(short + long) - steps(short + x * 3) == 4
 
 
 def test_a_model_that_goes_place_by_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,21 +128,6 @@ def test_a_model_that_goes_place_by_place_is_found(monkeypatch: pytest.MonkeyPat
     assert parallel_over_places.judge(single).verdict == "fails"
 
 
-def test_threads_that_help_both_alike_are_named_in_no_part() -> None:
-    numbers = {"transformer steps, n": [0.0], "lstm steps, n": [1.0], "threads": [4.0]}
-    numbers |= {"transformer keeps": [0.7], "lstm keeps": [0.1], "faster at the longest": [5.0]}
-    numbers |= {"transformer speed-up": [3.0], "lstm speed-up": [2.9]}
-    judged = parallel_over_places.judge(Measured(numbers=numbers))
-    assert judged.verdict == "depends"
-    assert "gains more" not in judged.why
-    numbers |= {"transformer speed-up": [0.9], "lstm speed-up": [0.1]}
-    assert "gains more" not in parallel_over_places.judge(Measured(numbers=numbers)).why
-    numbers["threads"] = [1.0]  # of which none is ahead
-    assert parallel_over_places.judge(Measured(numbers=numbers)).verdict == "depends"
-    del numbers["threads"]  # as on a GPU
-    assert parallel_over_places.judge(Measured(numbers=numbers)).verdict == "holds"
-
-
 def test_both_models_have_as_many_weights() -> None:
     sizes = [
         sum(weight.numel() for weight in model.parameters())
@@ -264,20 +144,6 @@ def test_both_models_have_as_many_weights() -> None:
 # --- approximations ---
 
 
-@pytest.mark.parametrize("near", [False, True])
-def test_every_question_has_its_answer_in_the_text(near: bool) -> None:
-    random = torch.Generator().manual_seed(1)
-    tokens, segments, asks, expected = approximations.texts(16, near, random)
-    assert asks.sum(1).tolist() == [8] * approximations.ROWS
-    for row, answers in enumerate(expected.tolist()):
-        pairs = zip(tokens[row].tolist(), segments[row].tolist(), strict=True)
-        known = {key: value for key, value in pairs if value != approximations.VALUES}
-        assert [known[key] for key in tokens[row][asks[row]].tolist()] == answers
-        for place in asks[row].nonzero()[:, 0].tolist():
-            home = tokens[row].tolist().index(int(tokens[row, place]))
-            assert (0 < place - home <= 3) if near else home < 8 <= place
-
-
 def test_what_is_not_learned_is_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(approximations, "LENGTH", 16)
     monkeypatch.setattr(approximations, "STEPS", 2)
@@ -289,19 +155,6 @@ def test_what_is_not_learned_is_no_evidence(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 # --- flash moves less ---
-
-
-def test_what_fits_is_moved_once() -> None:
-    x = torch.ones(64, 1024)  # 256 KiB
-    counted = {}
-    for room in (2**20, 2**16):
-        with flash_moves_less.Traffic(room) as traffic:
-            for _ in range(4):
-                x.sum()
-                x.view(-1)  # touches nothing
-        counted[room] = traffic.bytes / x.nbytes
-    assert counted[2**20] == pytest.approx(1, abs=0.2)
-    assert counted[2**16] == pytest.approx(4, abs=0.2)
 
 
 def test_the_matrix_is_found_where_it_is_held(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,24 +1,19 @@
 """Running claims: current results are reused, and reports show them unchanged."""
 
 import dataclasses
-import inspect
 import json
 import re
-from itertools import count
-from math import inf, isfinite, isnan, nan
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from manyheads.cli import app
 from manyheads.errors import DataError, UserError
 from manyheads.lab.claims import runner
-from manyheads.lab.claims.claim import Claim, Measured, Setting, holds_if, spread
-from manyheads.lab.claims.clock import side_by_side
-from manyheads.lab.claims.lectures import scaled_scores
+from manyheads.lab.claims.claim import Claim, Measured, Setting, holds_if
 from manyheads.lab.claims.report import as_html, as_markdown, counted
 
 
@@ -73,28 +68,6 @@ def test_results_are_kept_and_not_computed_again(counting: list[int], tmp_path: 
             runner.kept("counting", Setting(), tmp_path / "out")
 
 
-def test_a_report_has_what_was_run_into_it_before(
-    counting: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Results with other seeds are left out of the report and stay in the folder."""
-    pytest.importorskip("matplotlib")
-    claim = runner.find("counting")
-    known = dict.fromkeys(("counting", "first-of-two", "second"), claim)
-    monkeypatch.setattr(runner, "claims", lambda: known)
-    out = tmp_path / "out"
-    assert call("--run", "second", "--run", "second", "--report", str(out))[0] == 0
-    assert counting == [3]
-    assert call("--run", "first-of-two", "--report", str(out))[0] == 0
-    assert call("--run", "counting", "--seeds", "4", "--report", str(out))[0] == 0
-    assert [one["name"] for one in json.loads((out / "claims.json").read_text())] == ["counting"]
-    assert call("--run", "first-of-two", "--report", str(out))[0] == 0
-    rows = json.loads((out / "claims.json").read_text())
-    assert [one["name"] for one in rows] == ["first-of-two", "second"]
-    assert "--run first-of-two --run second --seeds 1,2,3" in (out / "index.html").read_text()
-    assert "did you mean 'first-of-two'?" in call("--run", "first")[1]
-    assert "is a file" in call("--run", "second", "--report", str(out / "claims.json"))[1]
-
-
 def test_an_interrupt_reports_what_is_saved(
     counting: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,55 +108,6 @@ def test_a_result_is_reused_while_setting_and_code_are_the_same(
     assert runner.kept("counting", setting, tmp_path) is None
 
 
-LECTURE_FILE = """
-from manyheads.lab.claims.{module} import {name}
-
-def measure(setting):
-    return {name}
-
-def judge(measured):
-    return {constant}
-"""
-
-
-def test_the_code_of_a_claim_is_its_file_and_the_modules_it_imports(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sources: dict[str, str] = {}
-    monkeypatch.setattr(inspect, "getsource", lambda module: sources[module.__name__])
-
-    def code(**changed: str) -> str:
-        sources.clear()
-        sources["manyheads.lab.claims.lectures.scaled_scores"] = LECTURE_FILE.format(
-            module="report", name="counted", constant=changed.get("constant", "1")
-        )
-        sources["manyheads.lab.claims.report"] = (
-            "from manyheads.lab.claims import clock\nimport torch"
-        )
-        sources["manyheads.lab.claims.clock"] = changed.get("clock", "A = 1")
-        runner._code.cache_clear()
-        return runner.code_of(scaled_scores.CLAIM)
-
-    assert code() == code()
-    assert len({code(), code(constant="2"), code(clock="A = 2")}) == 3
-    runner._code.cache_clear()
-
-
-def test_a_gpu_is_named_if_it_was_used(
-    counting: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requested = iter([5, 5, 5, 6])
-    monkeypatch.setattr(
-        torch.cuda,
-        "memory_stats",
-        lambda device: {"allocated_bytes.all.allocated": next(requested)},
-    )
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A large one")
-    setting = Setting(device=torch.device("cuda"))
-    assert runner.run("counting", setting).machine.startswith("CPU, ")
-    assert runner.run("counting", setting).machine.startswith("A large one, ")
-
-
 def test_infinite_values_and_nan_survive_saving_and_loading(
     counting: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,25 +137,6 @@ def test_infinite_values_and_nan_survive_saving_and_loading(
     assert str(actual.numbers) == str(numbers)  # NaN is not equal to itself
 
 
-def test_wall_selects_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two fake clocks: one advances by 1 at each reading, the other by 2."""
-    ours, wall = count(0.0, 1.0), count(0.0, 2.0)
-    monkeypatch.setattr("time.thread_time", lambda: next(ours))
-    monkeypatch.setattr("time.perf_counter", lambda: next(wall))
-    acts, cpu = {"one": lambda: None}, torch.device("cpu")
-    assert side_by_side(acts, 1, cpu) == {"one": 1}
-    assert side_by_side(acts, 1, cpu, wall=True) == {"one": 2}
-
-
-def test_no_seed_is_passed_over() -> None:
-    for values in ([nan, 1.0], [1.0, nan]):
-        measured = Measured(numbers={"x": values})
-        assert isnan(measured.least("x"))
-        assert isnan(measured.most("x"))
-    assert spread([1.0, 3.0]) == " ± 1.4"
-    assert spread([2.0]) == spread([2.0, 2.0]) == spread([1.0, inf]) == ""
-
-
 def test_pages_are_made_of_the_results_only(counting: list[int], tmp_path: Path) -> None:
     result = runner.run("counting", Setting(seeds=(1, 3)))
     failed = dataclasses.replace(result, name="other", verdict="fails", why="no", deck="none")
@@ -250,15 +155,6 @@ def test_pages_are_made_of_the_results_only(counting: list[int], tmp_path: Path)
             == reported.count("in no lecture")
             == 1
         )
-
-
-def test_plots_of_a_page_are_next_to_it(counting: list[int], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    assert call("--all", "--report", str(tmp_path))[0] == 0
-    text = (tmp_path / "claims.md").read_text()
-    assert re.findall(r"\]\(([^#)]+)\)", text) == ["claims/counting.png"]
-    assert (tmp_path / "claims" / "counting.png").read_bytes().startswith(b"\x89PNG")
-    assert set(re.findall(r"\(#(.+)\)", text)) == set(re.findall(r"^## (.+)$", text, flags=re.M))
 
 
 def test_user_errors_are_reported_before_anything_runs(counting: list[int]) -> None:

@@ -22,10 +22,10 @@ from manyheads.lab.figures.flash import (
     tile_steps,
 )
 from manyheads.lab.figures.gradients import VanishingGradients
-from manyheads.lab.figures.head_roles import HeadRoles, relations, score
+from manyheads.lab.figures.head_roles import relations, score
 from manyheads.lab.figures.kaplan import Kaplan, best_for_budget
 from manyheads.lab.figures.schedule import Schedule
-from manyheads.lab.figures.two_landscapes import KINDS, TwoLandscapes
+from manyheads.lab.figures.two_landscapes import TwoLandscapes
 from manyheads.lab.scaling.prediction import Prediction, Trained
 from manyheads.lab.scaling.prediction import _write as write_prediction
 from manyheads.loading import load_torch_run
@@ -69,14 +69,6 @@ def test_the_schedule_is_its_formula() -> None:
     assert rows[0][3] == pytest.approx(512**-0.5 * 40**-1.5)
 
 
-def test_gradients_vanish_in_an_rnn_first() -> None:
-    rows = VanishingGradients(length=60, dim=32, seeds=2).make().rows
-    far = {name: gradient for name, distance, gradient in rows if distance == 59}
-    rnn, lstm, transformer = far.values()
-    assert rnn < lstm < transformer
-    assert all(gradient == 1.0 for _, distance, gradient in rows if distance == 0)
-
-
 def test_tiles_end_with_exact_attention() -> None:
     q, k, v = (torch.randn(1, 1, n, 4, dtype=torch.float64) for n in (3, 7, 7))
     steps = tile_steps((q @ k.mT)[0, 0] / 2, v[0, 0], block=3)
@@ -92,15 +84,6 @@ def test_flash_attention_moves_fewer_bytes_with_more_fast_memory() -> None:
     assert flash_bytes(n, d, 2 * fast) < flash_bytes(n, d, fast)
     # With room for all keys every number is moved once: Q, K, V, O, and O read back.
     assert flash_bytes(n, d, 8 * n * d) == 2 * 5 * n * d
-
-
-def test_landscapes_are_of_two_trainings() -> None:
-    """Both models learn from the same windows, and end with losses of their own."""
-    rows = TwoLandscapes(layers=2, dim=8, steps=30, size=3, sentences=60).make().rows
-    middle = {kind: loss for kind, alpha, beta, loss in rows if alpha == beta == 0}
-    assert list(middle) == list(KINDS)
-    assert middle["with residuals"] < middle["without residuals"]
-    assert all(loss <= max(row[3] for row in rows) for loss in middle.values())
 
 
 def test_complexities_are_the_papers() -> None:
@@ -154,13 +137,6 @@ def test_roles_of_heads_are_shares_of_weight(folder: Path, run: str) -> None:
         assert 0 < scores.baseline(name) < 1
         layer, head, share = scores.best(name)
         assert scores.share(name)[layer - 1, head - 1] == pytest.approx(share)
-
-
-def test_roles_are_drawn(folder: Path, tmp_path: Path) -> None:
-    drawing = HeadRoles(run=str(folder / "translator"), sentences=4).make()
-    drawing.save([tmp_path / "roles.svg"])
-    assert any(line.startswith("verb → subject") for line in drawing.lines)
-    assert len(drawing.rows) == 4 * len(drawing.lines)
 
 
 # --- scaling laws ---

@@ -18,8 +18,6 @@ from manyheads.lab.claims.lectures import (
     pretraining_and_labels,
     rare_words,
 )
-from manyheads.models.bert import Bert
-from manyheads.tokenizer.train import Words
 
 ONCE = Setting(seeds=(1,))
 Tiny = Callable[[pytest.MonkeyPatch], ModuleType]
@@ -85,31 +83,6 @@ def judged(module: ModuleType, **numbers: float) -> Judged:
     return actual
 
 
-def test_where_it_depends_the_part_is_named() -> None:
-    some = judged(positions_beyond_training, learned=1.0, sinusoidal=1.0, rotary=2.0, alibi=8.0)
-    assert some.verdict == "depends"
-    assert some.why.startswith("holds only for rotary and alibi")
-    none = judged(positions_beyond_training, learned=1.0, sinusoidal=1.0, rotary=1.0, alibi=1.0)
-    assert none.verdict == "fails"
-    numbers = {"words_both": 0.9, "words_causal": 0.8, "texts_both": 0.6, "texts_causal": 0.6}
-    assert judged(both_directions, **numbers).why.startswith("holds only for words")
-    assert judged(both_directions, **numbers | {"words_both": 0.8}).verdict == "fails"
-
-
-def test_a_lead_that_stays_is_told() -> None:
-    few = {"pretrained_few": 0.8, "scratch_few": 0.4}
-    stays = judged(pretraining_and_labels, **few, pretrained_many=0.9, scratch_many=0.6)
-    assert stays.verdict == "depends"
-    behind = judged(pretraining_and_labels, **few, pretrained_many=0.9, scratch_many=0.95)
-    assert behind.verdict == "fails"
-
-
-def test_the_reach_is_the_last_factor_without_a_break() -> None:
-    assert positions_beyond_training.reach([2.0, 2.1, 2.19, 2.0]) == 8
-    assert positions_beyond_training.reach([2.0, 2.1, 2.5, 2.0]) == 2
-    assert positions_beyond_training.reach([2.0, 2.21, 2.0, 2.0]) == 1
-
-
 def test_every_double_word_has_two_topics_and_every_clear_one_has_one() -> None:
     language = reading.Topics(topics=4, clear=20, double=12, plain=5)
     rows, topics = language.draw(3000, np.random.default_rng(1))
@@ -138,24 +111,6 @@ def test_only_words_are_hidden_and_only_they_are_scored() -> None:
     assert bool((inputs[~places] == rows[~places]).all())
 
 
-def test_an_encoder_that_forgets_has_no_lead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretraining that does not change the weights gives no advantage."""
-    tiny = tiny_pretraining(monkeypatch)
-
-    def untrained(rows: torch.Tensor, words: int, size: reading.Size, *_: object) -> Bert:
-        return reading.encoder(words, size, 1)
-
-    monkeypatch.setattr(tiny, "pretrained", untrained)
-    assert tiny.CLAIM.judge(tiny.CLAIM.measure(ONCE)).verdict == "fails"
-
-
-def test_a_reader_with_a_mask_has_no_lead(monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = tiny_both_directions(monkeypatch)
-    causal = tiny.reader
-    monkeypatch.setattr(tiny, "reader", lambda both, *rest: causal(False, *rest))
-    assert tiny.CLAIM.judge(tiny.CLAIM.measure(ONCE)).verdict == "fails"
-
-
 def test_a_causal_reader_of_words_never_knows_what_comes() -> None:
     torch.manual_seed(1)
     size = replace(both_directions.SMALL, dim=16, layers=1)
@@ -167,30 +122,7 @@ def test_a_causal_reader_of_words_never_knows_what_comes() -> None:
         assert same is not both
 
 
-def test_labels_are_where_the_words_are() -> None:
-    pairs = reading.short("train", 40, 8)
-    rows = reading.Vocabulary.of(pairs).rows(pairs, 8)
-    words, classes = both_directions.german_words(pairs, rows)
-    assert int(words.max()) == classes - 1
-    assert not bool((words[rows <= reading.FIRST] != reading.UNLABELLED).any())
-    last, _ = both_directions.last_german_word(pairs, rows)
-    assert bool(((last != reading.UNLABELLED).sum(1) == 1).all())
-    ends = {pair.source[-1] for pair in pairs}
-    actual = reading.Vocabulary.of(pairs).numbers
-    assert set(rows[last != reading.UNLABELLED].tolist()) <= {actual[end] for end in ends}
-
-
 def test_rare_compounds_are_not_in_training() -> None:
     requested = rare_words.compounds(rare_words.SMALL, 1)
     assert not set(requested.rare.targets) & set(requested.train.targets)
     assert all(requested.train.targets.count(target) >= 5 for target in requested.common.targets)
-
-
-def test_pieces_that_lose_rare_words_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Full words in place of subwords: rare words are unknown again."""
-    tiny = tiny_rare_words(monkeypatch)
-    kinds = {"pieces": Words(vocab_size=300), "words": Words(vocab_size=300)}
-    monkeypatch.setattr(tiny, "KINDS", tiny.KINDS | kinds)
-    measured = tiny.CLAIM.measure(ONCE)
-    assert measured.numbers["unknown, pieces"] == [1]
-    assert tiny.CLAIM.judge(measured).verdict == "fails"

@@ -1,6 +1,5 @@
 """A tiny sweep: ordinary runs, no run trained twice, and no prediction after the fact."""
 
-import dataclasses
 import json
 import random
 import shutil
@@ -11,15 +10,13 @@ import pytest
 import torch
 
 from manyheads import cli
-from manyheads.data.language import TextData
 from manyheads.errors import DataError, UserError
 from manyheads.lab.scaling import prediction, report, sweep
-from manyheads.lab.scaling.law import Band, Law
+from manyheads.lab.scaling.law import Law
 from manyheads.lab.scaling.plan import TARGET, Planned, Sweep
 from manyheads.lab.scaling.prediction import Trained
-from manyheads.lab.scaling.sweep import Scaling, with_text
+from manyheads.lab.scaling.sweep import Scaling
 from manyheads.loading import load_torch_run
-from manyheads.phrasebook import sentences
 from manyheads.recipes import read_recipe
 from manyheads.run import read_run
 
@@ -161,16 +158,6 @@ def test_nothing_is_predicted_after_the_fact(text: Path, out: Path) -> None:
     assert not (out / prediction.FILE).exists()
 
 
-def test_nor_by_other_results(text: Path, out: Path) -> None:
-    results = json.loads((out / sweep.RESULTS).read_text())
-    results[min(results)] *= 0.9
-    (out / sweep.RESULTS).write_text(json.dumps(results))
-    saved = (out / prediction.FILE).read_bytes()
-    with pytest.raises(UserError, match="predicted of other results"):
-        scaling(text, out).go()
-    assert (out / prediction.FILE).read_bytes() == saved
-
-
 @pytest.mark.parametrize("name", ["loss", "low", "made", "flops"])
 def test_a_prediction_that_was_changed_is_noticed(text: Path, out: Path, name: str) -> None:
     table = json.loads((out / prediction.FILE).read_text())
@@ -178,15 +165,6 @@ def test_a_prediction_that_was_changed_is_noticed(text: Path, out: Path, name: s
     (out / prediction.FILE).write_text(json.dumps(table))
     with pytest.raises(DataError, match="was changed after it was made"):
         scaling(text, out).go()
-
-
-def test_what_was_measured_stays(finished: Path, out: Path) -> None:
-    made = prediction.read(finished)
-    assert made is not None
-    assert made.measured is not None
-    with pytest.raises(UserError, match="another measured loss"):
-        prediction.measure(out, made.measured * 0.99)
-    assert prediction.measure(out, made.measured) == made
 
 
 def test_a_folder_has_one_sweep(text: Path, out: Path) -> None:
@@ -206,32 +184,6 @@ def test_tables_and_picture_and_values(text: Path, finished: Path, tmp_path: Pat
     assert table["prediction"]["inside"] == ("inside" in report.said(actual))
     report.draw(item.plan, actual, tmp_path / "scale.png")
     assert (tmp_path / "scale.png").stat().st_size > 10_000
-
-
-def test_what_is_said_of_a_prediction(text: Path, finished: Path) -> None:
-    """The summary says above or below, and whether the shortest runs change it much."""
-    actual = scaling(text, finished).findings()
-    made = dataclasses.replace(actual.prediction, loss=2.0, low=1.9, high=2.2, measured=1.8)
-    single = dataclasses.replace(actual, prediction=made, longer=None)
-    assert "outside the band, 10.00% below the prediction" in report.said(single)
-    for value, share, words in ((2.02, "10%", "near"), (1.92, "80%", "longer runs are needed")):
-        longer = dataclasses.replace(single, longer=Band(value, 1.7, 2.3))
-        first, second = report.said(longer).splitlines()
-        assert first == report.said(single)
-        assert f"{value:.4f} (1.7000 to 2.3000), {share} of the way" in second
-        assert words in second
-
-
-def test_without_a_folder_the_text_is_built_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sweep, "SENTENCES", {"train": (2, 20), "valid": (1, 5)})
-    run = with_text(read_recipe("shakespeare-char"), tmp_path)
-    assert isinstance(run.data, TextData)
-    read = {split: "".join(run.data.read(split).strings()) for split in ("train", "valid")}
-    assert read["train"].count("\n") == 40
-    assert read["train"].startswith(sentences("en-de", "train", 1)[0].source)
-    assert not set(read["train"].splitlines()) & set(read["valid"].splitlines())
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
@@ -259,26 +211,3 @@ def test_the_plan_alone_trains_nothing(
     assert shown["seconds"] == pytest.approx(sum(item["seconds"] for item in shown["runs"]))
     assert shown["seconds"] > 0
     assert [path.name for path in (tmp_path / "out").iterdir()] == [sweep.PLAN]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("shakespeare-char", "--budget", "soon"), "--budget soon must be a time"),
-        (("shakespeare-char", "--sizes", "1"), "--sizes=1 must be at least 2"),
-        (("phrasebook",), "scale is for language models of text"),
-        (("language", "model.kv_heads=2"), "model.kv_heads would have to grow"),
-        (("language", "data.folder=nowhere"), "data.folder=nowhere is not a folder"),
-    ],
-)
-def test_a_mistake_is_one_line(
-    words: tuple[str, ...],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert command(monkeypatch, *words, "--out", tmp_path / "out", "--device", "cpu") == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert said in line
-    assert list(tmp_path.iterdir()) == []

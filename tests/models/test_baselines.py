@@ -29,7 +29,6 @@ from manyheads.loading import load_torch_run
 from manyheads.models.capture import capture, has_cross_attention
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.nn.attention import Dense
-from manyheads.nn.scores import Bilinear
 from manyheads.phrasebook import Pair
 from manyheads.presets import ModelConfig
 from manyheads.recipes import read_recipe
@@ -45,7 +44,6 @@ SMALL = ["model.dim=16", "model.layers=2", "model.max_length=64"]
 kinds = pytest.mark.parametrize("kind", CONFIGS)
 # test_rnn.py and test_summary.py test "rnn" with every score.
 others = pytest.mark.parametrize("kind", [kind for kind in CONFIGS if kind != "rnn"])
-attentive = pytest.mark.parametrize("kind", [kind for kind, n in ATTENTIONS.items() if n])
 
 
 def tiny_model(kind: str, **changes: Any) -> Any:
@@ -244,29 +242,6 @@ def test_cached_is_full(kind: str, chunks: tuple[int, ...]) -> None:
 
 
 @kinds
-@pytest.mark.parametrize("lengths", [(5, 5), (5, 3)])
-def test_cached_hypotheses_can_be_reordered(kind: str, lengths: tuple[int, int]) -> None:
-    """Beams of one memory continue the hypothesis that they were copied from."""
-    model, source, start = tiny_model(kind), words(2, 5), words(6, 3)
-    real = None if lengths == (5, 5) else torch.arange(5) < torch.tensor(lengths)[:, None]
-    rows, step = torch.tensor([1, 1, 0, 5, 3, 5]), words(6, 2)
-    with torch.no_grad():
-        cache, memory = KVCache(), model.encode(source, real)
-        model.decode(start, memory, cache=cache)
-        cache.select_rows(rows)
-        actual = model.logits(model.decode(step, memory, cache=cache))
-        grown = torch.cat([start[rows], step], dim=1)
-        wide = None if real is None else real.repeat_interleave(3, 0)
-        agree(actual, model(source.repeat_interleave(3, 0), grown, wide)[:, 3:])
-        cache.select_rows(torch.tensor([3, 4, 5]))
-        memory = model.encode(source[1:], None if real is None else real[1:])
-        actual = model.logits(model.decode(step[:3], memory, cache=cache))
-        grown = torch.cat([grown[3:], step[:3]], dim=1)
-        full = model(source[1:].expand(3, -1), grown, None if wide is None else wide[3:])
-        agree(actual, full[:, 5:])
-
-
-@kinds
 @pytest.mark.parametrize("beam", [1, 3])
 def test_a_batch_is_searched_as_one_sentence_at_a_time(kind: str, beam: int) -> None:
     model = tiny_model(kind, vocab_size=15, tie="none", max_length=LONGEST).eval()
@@ -404,56 +379,3 @@ def test_settings_survive_a_file(kind: str) -> None:
     assert parse(ModelConfig, dump(config)) == config
     assert read_recipe("phrasebook", [f"model={kind}"]).model == CONFIGS[kind]()
     assert model_digest(config) != model_digest(CONFIGS[kind](vocab_size=9, dim=10, layers=3))
-
-
-@attentive
-def test_settings_of_0_1_are_read(kind: str) -> None:
-    """They name the attention implementation, of which only one is left."""
-    table = dump(CONFIGS[kind](dim=10))
-    assert parse(CONFIGS[kind], {**table, "core": {"kind": "dense"}}) == CONFIGS[kind](dim=10)
-
-
-@pytest.mark.parametrize(
-    ("setting", "said"),
-    [
-        ("convs2s kernel=4", "kernel=4 must be odd"),
-        ("convs2s ffn_dim=0", "ffn_dim=0"),
-        ("convs2s heads=4", "no setting 'model.heads'"),
-        ("convs2s score=additive", "no setting 'model.score'"),
-        ("convs2s attention=longformer", "no setting 'model.attention'"),
-        ("bytenet kernel=0", "kernel=0"),
-        ("bytenet dim=15", "must be even"),
-        ("bytenet length_ratio=0.9", "length_ratio=0.9 must be at least 1"),
-        ("bytenet length_extra=-1", "length_extra=-1"),
-        ("bytenet attention=dense", "no setting 'model.attention'"),
-        ("gnmt layers=1", "layers=1 must be at least 2"),
-        ("gnmt dim=15", "must be even"),
-        ("gnmt dropout=1", "dropout=1"),
-        ("rnn dim=15", "must be even"),
-        ("rnn heads=4", "no setting 'model.heads'"),
-        ("rnn dropout=1", "dropout=1"),
-        ("rnn layers=0", "layers=0"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(setting: str, said: str) -> None:
-    kind, override = setting.split()
-    with pytest.raises(UserError, match=said):
-        read_recipe("phrasebook", [f"model={kind}", f"model.{override}"])
-
-
-@kinds
-def test_what_does_not_fit_is_refused(kind: str) -> None:
-    with pytest.raises(UserError, match="vocab_size is needed"):
-        CONFIGS[kind]().build()
-    with pytest.raises(UserError, match="task=pretraining"):
-        read_recipe("t5-mini", [f"model={kind}"])
-
-
-def test_parts_that_do_not_fit_are_refused() -> None:
-    for kind in ("gnmt", "rnn"):
-        with pytest.raises(UserError, match="key_size=3"):
-            CONFIGS[kind](score=Bilinear(key_size=3))
-    with pytest.raises(UserError, match="positions"):
-        tiny_model("convs2s", max_length=4)(words(1, 5), words(1, 3))
-    with pytest.raises(UserError, match="positions"):
-        tiny_model("convs2s", max_length=4)(words(1, 3), words(1, 5))

@@ -16,11 +16,9 @@ from typer.testing import CliRunner
 
 from manyheads.baselines.elmo import Elmo, ElmoConfig
 from manyheads.cli import app
-from manyheads.config import dump, parse
 from manyheads.errors import UserError
 from manyheads.loading import TorchRun, load_run
 from manyheads.models.heads import Classify
-from manyheads.presets import ModelConfig
 from manyheads.recipes import read_recipe
 from manyheads.run import make_trainer
 from manyheads.summary import summarize
@@ -238,47 +236,9 @@ def test_a_classifier_begins_with_the_language_models(
     assert set(opened.encoder().labels) == {"low", "high"}
 
 
-@pytest.mark.parametrize("to", ["huggingface", "ctranslate2", "onnx"])
-def test_export_is_refused_in_a_line(to: str, pretrained: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    actual = CliRunner().invoke(app, ["export", str(pretrained), "--to", to, "--out", str(out)])
-    assert isinstance(actual.exception, UserError)
-    assert "elmo" in str(actual.exception).lower()
-    assert "\n" not in str(actual.exception)
-    assert not out.exists()
-
-
 # --- settings ---
-
-
-def test_settings_survive_a_file() -> None:
-    config = ElmoConfig(vocab_size=9, dim=10, head=LABELS, frozen=True, tie="none", dropout=0.3)
-    assert parse(ModelConfig, dump(config)) == config
-
-
-@pytest.mark.parametrize(
-    ("recipe", "settings", "said"),
-    [
-        ("elmo-mini", "model.frozen=true", "leaves nothing to train"),
-        ("elmo-mini", "model.heads=2", "no setting 'model.heads'"),
-        ("elmo-mini", "model=bert", "objective=bidirectional"),
-        ("elmo-mini", "objective=masked", "objective=masked"),
-        ("bert-mini", "objective=both-ways", "objective=bidirectional"),
-        ("phrasebook", "model=elmo", "task=translation"),
-        ("classify", "model=elmo", "needs model.head=classify"),
-    ],
-)
-def test_what_does_not_fit_is_refused(recipe: str, settings: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        read_recipe(recipe, settings.split())
 
 
 def test_a_classifier_may_begin_with_random_weights() -> None:
     run = read_recipe("classify", ["model=elmo", "model.head=classify", "data.train=x.tsv"])
     assert run.model == ElmoConfig(head=Classify())
-
-
-def test_a_text_needs_room(folder: Path, tmp_path: Path) -> None:
-    settings = [f"data.folder={folder / 'text'}", *SMALL, "model.max_length=3"]
-    with pytest.raises(UserError, match="no room for text"):
-        make_trainer(read_recipe("elmo-mini", settings), tmp_path / "run", CPU)

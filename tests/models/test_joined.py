@@ -22,10 +22,7 @@ from tests.train.small_runs import WORDS, trainer, write_recipe
 from tiny import VOCAB, words
 from torch import Tensor
 from torch.nn import functional as F
-from typer.testing import CliRunner
 
-from manyheads.cli import app
-from manyheads.config import dump, parse
 from manyheads.decode.beam import Decode
 from manyheads.decode.kv_cache import KVCache
 from manyheads.errors import UserError
@@ -44,7 +41,6 @@ from manyheads.nn.experts import Experts
 from manyheads.nn.local import Longformer
 from manyheads.nn.positions import Alibi, Buckets, Learned, PositionConfig, Rotary
 from manyheads.nn.tiled import Tiled
-from manyheads.presets import ModelConfig
 from manyheads.recipes import read_recipe
 from manyheads.summary import summarize
 
@@ -102,15 +98,6 @@ def test_it_is_a_language_model_of_the_joined_sequence(core: str, tie: str) -> N
             agree(actual[row], gpt(sequence)[0, length:])
         full = model(source[:1], target[:1])
         agree(full, actual[:1])
-
-
-def test_it_has_room_for_the_longest_of_both() -> None:
-    model = joined(position=Learned(), max_length=5)
-    assert model.decoder.position.max_length == 10
-    assert model(words(1, 5), words(1, 5)).shape == (1, 5, VOCAB)
-    for cache in (None, KVCache()):
-        with pytest.raises(UserError, match="learned ones end at 10"):
-            model.decode(words(1, 6), model.encode(words(1, 5)), cache=cache)
 
 
 @cores
@@ -182,27 +169,6 @@ def test_a_step_stands_where_it_would_without_padding(position: PositionConfig) 
     with torch.no_grad():
         actual = [model.decode(one, memory, cache=cache) for one in target.split(1, dim=1)]
         agree(model.logits(torch.cat(actual, dim=1)), model(source, target, real))
-
-
-@cores
-def test_cached_hypotheses_can_be_reordered(core: str) -> None:
-    """Beams continue the hypotheses they were copied from, also with one sentence left."""
-    model, (source, start, real) = joined(core), pairs(3)
-    start, step, last = start.repeat_interleave(2, 0), words(6, 2), words(1, 2)
-    start[1::2] = words(3, 3)
-    rows, homes = torch.tensor([1, 1, 2, 2, 5, 4]), torch.arange(3).repeat_interleave(2)
-    with torch.no_grad():
-        cache, memory = KVCache(), model.encode(source, real)
-        model.decode(start, memory, cache=cache)
-        cache.select_rows(rows)
-        actual = model.logits(model.decode(step, memory, cache=cache))
-        grown = torch.cat([start[rows], step], dim=1)
-        agree(actual, model(source[homes], grown, real[homes])[:, 3:])
-        cache.select_rows(torch.tensor([3]))
-        single = model.encode(source[1:2], real[1:2])
-        actual = model.logits(model.decode(last, single, cache=cache))
-        grown = torch.cat([grown[3:4], last], dim=1)
-        agree(actual, model(source[1:2], grown, real[1:2])[:, 5:])
 
 
 @pytest.mark.parametrize(
@@ -295,33 +261,7 @@ def test_a_run_learns_and_is_used_like_any_other(run: Path) -> None:
     torch.testing.assert_close(vectors[0], opened.encoder().embed(lines[:1])[0], atol=1e-5, rtol=0)
 
 
-@pytest.fixture(scope="module")
-def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one step, whose core others have too."""
-    folder = tmp_path_factory.mktemp("runs")
-    few = ["train.steps=1", "train.validate_every=1"]
-    trainer(write_recipe(folder), folder / "run", *SMALL, *few).run()
-    return folder / "run"
-
-
-@pytest.mark.parametrize("to", ["huggingface", "ctranslate2", "onnx"])
-def test_export_is_refused_in_a_line(to: str, begun: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    actual = CliRunner().invoke(app, ["export", str(begun), "--to", to, "--out", str(out)])
-    assert isinstance(actual.exception, UserError)
-    assert "\n" not in str(actual.exception)
-    assert any(
-        word in str(actual.exception) for word in ("decoder-only-seq2seq", "DecoderOnlySeq2Seq")
-    )
-    assert not out.exists()
-
-
 # --- settings, and what it costs ---
-
-
-def test_settings_go_through_a_file() -> None:
-    config = DecoderOnlySeq2SeqConfig(attention=MemoryCompressed(layers="LMM"), tie="none")
-    assert parse(ModelConfig, dump(config)) == config
 
 
 def test_only_pairs_are_for_it() -> None:

@@ -121,33 +121,6 @@ def test_encoder_layer(first: bool, activation: Activation, dtype: torch.dtype, 
 
 
 @every_setting
-def test_decoder_layer(first: bool, activation: Activation, dtype: torch.dtype) -> None:
-    """One block with a memory equals TransformerDecoderLayer, causal and padded both sides."""
-    stack = Stack(Architecture(**sizes(first, activation, 1)), causal=True, memory_dim=DIM)
-    block = shaken(stack.blocks[0], dtype)
-    theirs = torch_layer(nn.TransformerDecoderLayer, first, activation, dtype)
-    copy_block(block, theirs)
-    x = torch.randn(2, 4, DIM, dtype=dtype, requires_grad=True)
-    memory = torch.randn(2, 5, DIM, dtype=dtype, requires_grad=True)
-    source = torch.arange(5)[None]
-    actual = block(
-        x,
-        make_mask(causal, 4, padding_mask=TARGET_REAL),
-        stack.position,
-        memory,
-        AttentionMask(full, source, source, REAL),
-    )
-    expected = theirs(
-        x,
-        memory,
-        tgt_mask=TRIANGLE,
-        tgt_key_padding_mask=~TARGET_REAL,
-        memory_key_padding_mask=~REAL,
-    )
-    agree(actual, expected, [x, memory])
-
-
-@every_setting
 def test_whole_transformer(first: bool, activation: Activation, dtype: torch.dtype) -> None:
     """Seq2Seq's two stacks equal torch.nn.Transformer, last norms included where there are any."""
     config = Seq2SeqConfig(**sizes(first, activation, 2), vocab_size=7)

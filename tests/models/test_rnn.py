@@ -13,13 +13,9 @@ from tiny import words
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.baselines.rnn import Rnn, RnnConfig
-from manyheads.config import dump, parse
+from manyheads.baselines.rnn import Rnn
 from manyheads.decode.kv_cache import KVCache
-from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank, ScaledDot, ScoreConfig
-from manyheads.presets import ModelConfig
-from manyheads.recipes import read_recipe
 
 SCORES: dict[str, ScoreConfig] = {
     score.kind: score
@@ -179,19 +175,3 @@ def test_killed_and_started_again_ends_with_the_same_bits(
 
 
 # --- settings ---
-
-
-def test_a_switch_of_kind_begins_with_defaults() -> None:
-    """What only a Transformer has is left behind; the recipe's own kind keeps its settings."""
-    run = read_recipe("phrasebook", ["model=rnn", "model.score=additive", "model.score.width=7"])
-    assert run.model == RnnConfig(score=Additive(width=7))
-    saved = read_recipe("phrasebook", ["model=seq2seq"]).model
-    assert saved == read_recipe("phrasebook").model
-    assert isinstance(saved, Seq2SeqConfig)
-    assert saved.dim == 128
-
-
-@scores
-def test_settings_survive_a_file(score: str) -> None:
-    config = RnnConfig(vocab_size=9, dim=10, layers=1, score=SCORES[score], tie="none", dropout=0.3)
-    assert parse(ModelConfig, dump(config)) == config

@@ -9,12 +9,12 @@ import torch
 from tests.models.tiny import resized
 from torch import Tensor
 
-from manyheads.config import override_all, parse
+from manyheads.config import override_all
 from manyheads.errors import UserError
 from manyheads.models.heads import Classify, Pooler
 from manyheads.models.vit import Vit, VitConfig, resize_learned
 from manyheads.nn.block import PositionSizes
-from manyheads.nn.positions import GridPosition, Learned, Sinusoidal2d
+from manyheads.nn.positions import Sinusoidal2d
 
 TINY: dict[str, Any] = {
     "dim": 16,
@@ -89,14 +89,6 @@ def test_waves_of_rows_and_columns_by_plain_loops(before: int) -> None:
                     expected[:, at, start + 2 * pair + 1] += math.cos(angle)
     torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(actual[:, :before], x[:, :before], rtol=0, atol=0)
-
-
-def test_a_model_of_images_counts_its_own_rows() -> None:
-    for first, before in (("token", 1), ("none", 0)):
-        config = VitConfig(**TINY, first=first, position=Sinusoidal2d())
-        position = config.build().encoder.position
-        assert isinstance(position, GridPosition)
-        assert (position.columns, position.before) == (3, before)
 
 
 def test_patches_that_change_places_change_the_answer() -> None:
@@ -190,34 +182,6 @@ def test_equal_places_stay_equal_and_the_class_token_stays() -> None:
     torch.testing.assert_close(resize_learned(table, 3, 3), table)
 
 
-@pytest.mark.parametrize(
-    ("settings", "advice"),
-    [
-        ({"first": "none", "pooler": Pooler()}, "model.pooler.over=mean"),
-        ({"pixel_mean": (0.5,)}, "one for each of 2 channels"),
-        ({"pixel_mean": (0.5, 0.5), "pixel_std": (0.5,)}, "one for each of 2 channels"),
-        ({"pixel_mean": (0.5, 0.5), "pixel_std": (0.5, 0.0)}, "must be above 0"),
-        ({"pixel_mean": (math.nan, 0.5), "pixel_std": (1.0, 1.0)}, "at least 0"),
-        ({"dim": 15, "heads": 3, "position": Sinusoidal2d()}, "choose an even one"),
-        ({"image_size": 3}, "model.patch_size"),
-    ],
-)
-def test_a_mistake_says_what_to_do(settings: dict[str, Any], advice: str) -> None:
-    with pytest.raises(UserError, match=advice) as raised:
-        parse(VitConfig, {**TINY, **settings}, "model").build()
-    assert "\n" not in str(raised.value)
-
-
-def test_what_is_new_is_in_no_old_name() -> None:
-    """Settings that came later leave the digests of models that do without them."""
-    from manyheads.run import model_digest
-
-    plain = VitConfig(**TINY, head=LABELS)
-    assert plain.position == Learned()
-    assert model_digest(plain) == "a1224f2de41edd3c"  # as weights of then have it
-    assert model_digest(replace(plain, first="none")) != model_digest(plain)
-
-
 def test_only_what_others_have_leaves() -> None:
     pytest.importorskip("transformers")
     from manyheads.exchange.huggingface import to_huggingface
@@ -232,14 +196,3 @@ def test_only_what_others_have_leaves() -> None:
     ):
         with pytest.raises(UserError, match=named):
             to_huggingface(VitConfig(**TINY, head=LABELS, **changes).build())
-
-
-def test_a_model_without_a_class_token_is_counted_without_it() -> None:
-    from manyheads.summary import summarize
-
-    for first, kinds in (("token", {"patch": 9, "class": 1}), ("none", {"patch": 9})):
-        config = VitConfig(**TINY, head=LABELS, first=first)
-        counted = summarize(config)
-        assert counted.tokens == kinds
-        local = sum(parameter.numel() for parameter in config.build().parameters())
-        assert counted.parameters == local

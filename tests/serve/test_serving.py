@@ -167,26 +167,6 @@ def test_wrong_values_are_refused(translator: TestClient, wrong: dict[str, Any],
     assert word in message_of(answer, "/translate")
 
 
-def test_wrong_values_of_deepl_are_refused(translator: TestClient) -> None:
-    right = {"text": [OTHER], "target_lang": "DE"}
-    for wrong, status in (
-        ({"target_lang": "FR"}, 400),
-        ({"target_lang": None}, 400),
-        ({"source_lang": "JA"}, 400),
-        ({"glossary_id": "x"}, 400),
-        ({"text": ["dog " * 10_000]}, 413),
-        ({"text": ["a"] * 51}, 413),
-        ({"text": [None]}, 400),
-    ):
-        answer = translator.post("/v2/translate", json={**right, **wrong})
-        assert answer.status_code == status, wrong
-        message_of(answer, "/v2/translate")
-    half = json.dumps({**right, "text": ["\ud800"]})  # half of a surrogate pair
-    kind = {"Content-Type": "application/json"}
-    answer = translator.post("/v2/translate", content=half, headers=kind)
-    assert "Unicode" in message_of(answer, "/v2/translate")
-
-
 def test_the_api_of_another_task_is_404(translator: TestClient, writer: TestClient) -> None:
     answer = translator.post("/v1/completions", json={"prompt": "a"})
     assert answer.status_code == 404
@@ -254,11 +234,6 @@ def test_a_run_that_vanishes_is_still_served(folder: Path, tmp_path: Path) -> No
     assert client.get("/health").status_code == 200
     with pytest.raises(UserError):
         client_of(copy)
-
-
-def test_options_of_translators_are_refused_for_others(folder: Path) -> None:
-    with pytest.raises(UserError, match="--beam"):
-        work_of(load_torch_run(folder / "deep" / "writer"), BOUNDS, None, None, 2)
 
 
 class Slow(Work[int]):

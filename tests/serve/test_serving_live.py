@@ -13,8 +13,6 @@ import pytest
 from benchmarks.serving import memory_of, put_under_load, served
 from tests.web.small_pages import SENTENCE, make_runs
 
-from manyheads.commands import serve as command
-from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
 from manyheads.serve.app import build_app, work_of
 from manyheads.serve.batching import Bounds
@@ -169,28 +167,3 @@ async def _request_and_terminate(address: str, body: bytes, process: Any) -> byt
     answer = await reader.read()  # to the end: the server closes what it has answered
     writer.close()
     return answer
-
-
-def test_the_command_refuses_in_one_line(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = folder / "translator"
-    with pytest.raises(UserError):
-        command.serve(tmp_path / "none", port=0)
-    with pytest.raises(UserError, match="--port"):
-        command.serve(run, port=70000)
-    with pytest.raises(UserError, match="--token"):
-        command.serve(run, token="")
-    with pytest.raises(UserError, match="--beam"):
-        command.serve(run, beam=0)
-    (tmp_path / "empty").write_text("\n")
-    with pytest.raises(UserError, match="--token"):
-        command.serve(run, token_file=tmp_path / "empty")
-    with listen("127.0.0.1", 0) as taken:
-        taken.listen()
-        assert taken.proto == socket.IPPROTO_TCP  # else no answer leaves before an ACK has come
-        with pytest.raises(UserError, match="--port"):
-            command.serve(run, port=taken.getsockname()[1])
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="pip install 'manyheads"):
-        command.serve(run)

@@ -1,23 +1,19 @@
 """Encoders give the vectors, words and labels of `transformers`, line by line."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
 import torch
 from tests.exchange.folders import LINES, fast, minilm, saved
 from torch import Tensor
 
 from manyheads.errors import UserError
 from manyheads.loading import load_run
-from manyheads.models.bert import BertConfig
 from manyheads.tasks import encode
 from manyheads.tasks.encode import Guess, TextEncoder
-from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Bpe
 
 transformers = pytest.importorskip("transformers")
@@ -188,19 +184,6 @@ def test_words_for_masks_are_those_of_transformers(family: str, load: Load) -> N
             assert [word.word for word in words] == ours.tokenizer.subwords(tokens.tolist())
 
 
-def test_a_mask_may_be_spelled_as_in_the_tokenizer(load: Load, tmp_path: Path) -> None:
-    folder, _, plain = load("bert")
-    shutil.copytree(folder, tmp_path / "own")
-    path = tmp_path / "own" / "tokenizer.json"
-    path.write_text(path.read_text().replace("[MASK]", "<|mask|>"))
-    ours = load_run(tmp_path / "own").encoder()
-    lines = ["a [MASK] and <mask>", "a <|mask|> and <|MASK|>", "a <|mask|> and [mask]"]
-    results = ours.fill(lines)
-    assert results == plain.fill(lines[:1] * 3)
-    assert len({ours.filled(line, results[0]) for line in lines}) == 1
-    assert plain.fill(["<|mask|>"]) == [[]]  # text for another model
-
-
 def test_a_truncated_mask_is_refused_with_its_line(load: Load) -> None:
     ours = load("bert")[2]
     with pytest.raises(UserError, match=rf"line 8 .*{ours.max_length} tokens"):
@@ -294,16 +277,3 @@ def test_a_missing_head_is_named(family: str, name: str, missing: str, load: Loa
     ours = load(family, name)[2]
     with pytest.raises(UserError, match=f"no head for {missing}"):
         ours.classify(["a dog"]) if missing == "labels" else ours.fill(["a [MASK]"])
-
-
-def test_lines_that_cannot_be_encoded_are_refused(load: Load) -> None:
-    with pytest.raises(UserError, match="not valid Unicode"):
-        load("bert")[2].embed(["half of a pair: \ud800"])
-    # An empty line, and a tokenizer without a token to stand for it.
-    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"dog": 0}, unk_token="dog"))
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    model = BertConfig(vocab_size=1, dim=8, layers=1, heads=2).build()
-    ours = TextEncoder(model, Tokenizer(inner), max_length=8)
-    assert ours.embed(["dog"]).shape == (1, 8)
-    with pytest.raises(UserError, match="empty line"):
-        ours.embed(["dog", ""])

@@ -13,10 +13,8 @@ from tests.tasks.small_texts import CPU, QUARTERS, SIZES, STEPS, recipe_trainer,
 from tests.test_cli import call, mistake, result
 from tests.train.small_runs import assert_same_bits
 
-from manyheads.commands.encode import classify_pictures
 from manyheads.data.images import ImageData, ImageSet
 from manyheads.errors import UserError
-from manyheads.lab.compare import table_of
 from manyheads.loading import load_torch_run
 from manyheads.models.heads import Classify
 from manyheads.models.vit import Vit, VitConfig
@@ -199,28 +197,6 @@ def test_images_are_labelled_by_the_command(trained: Path, tmp_path: Path) -> No
         assert stdout.count("\n") == stderr.count("\n") == 1
 
 
-def test_unseen_edges_are_reported(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An imported model may have a size that patches do not divide."""
-    image = pytest.importorskip("PIL.Image")
-    image.fromarray(np.zeros((10, 10), dtype=np.uint8)).save(tmp_path / "x.png")
-    loaded = load_torch_run(trained)
-    config = replace(loaded.model.config, image_size=10)  # type: ignore[type-var]
-    edged = replace(loaded, model=config.build(), run=replace(loaded.run, model=config))  # type: ignore[union-attr]
-    for run, message in ((loaded, ""), (edged, "the last 2 rows and columns")):
-        classify_pictures(run, [tmp_path / "x.png"], scores=False, as_json=False)
-        stderr = capsys.readouterr().err
-        assert message in stderr
-        assert bool(stderr) == bool(message)
-
-
-def test_compare_shows_top5() -> None:
-    table = table_of([{"settings": "a", "parameters": 5, "accuracy": 0.25, "top5": 0.75}], "test")
-    cells = {column.header: [*column.cells] for column in table.columns}
-    assert (cells["accuracy"], cells["top5"]) == (["0.250"], ["0.750"])
-
-
 def test_evaluate_draws_the_confusion_matrix(trained: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot = tmp_path / "confusion.png"
@@ -230,36 +206,3 @@ def test_evaluate_draws_the_confusion_matrix(trained: Path, tmp_path: Path) -> N
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert json.loads((trained / "scores.json").read_text()) == scores
     assert "--plot" in mistake("evaluate", trained, "--picture", tmp_path / "drawn.txt")
-
-
-@pytest.mark.parametrize(
-    ("settings", "fix"),
-    [
-        (("model.image_size=12",), "set model.image_size=8 model.channels=1 or data.size=12"),
-        (("model.channels=3",), "data.size=8 data.channels=3"),
-        (("model.image_size=10", "data.size=10"), "data.size"),
-        (("model.head=none",), "model.head=classify"),
-        (("model.head.labels=a,b,c",), "model.head.labels"),
-        (("tokens=words",), "tokens"),
-        (("model.pixel_mean=0.1,0.2",), "pixel_mean"),
-        (("data.folder=none-such",), "none-such"),
-    ],
-)
-def test_a_mistake_is_one_line_and_leaves_nothing(
-    settings: tuple[str, ...], fix: str, folder: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    words = ("train", "images", f"data.folder={folder}", *SMALL, *settings, "--out", out)
-    code, stdout, stderr = call(*words)
-    assert code in (2, 3)
-    assert stdout == ""
-    assert stderr.startswith("manyheads: ")
-    assert stderr.count("\n") == 1
-    assert fix in stderr
-    assert not out.exists()
-
-
-def test_commands_for_texts_refuse_images(trained: Path) -> None:
-    assert "classify RUN a.png" in mistake("classify", trained)
-    assert "image model" in mistake("embed", trained, "--out", "x.npy", stdin=b"a\n")
-    assert "--beam" in mistake("evaluate", trained, "--beam", "2")

@@ -15,19 +15,17 @@ pytest.importorskip("mido")
 from tests.data.small_music import scale_up, write_chorales, write_performances
 from tests.tasks.small_texts import recipe_trainer
 from tests.tasks.test_resume import run_and_kill
-from tests.test_cli import call, result
+from tests.test_cli import call
 from tests.train.small_runs import assert_same_bits, records
 from tests.view.test_figures import png
 
 import manyheads.loading
-from manyheads.data.events import VOICES, ChoraleGrid, encode_events
+from manyheads.data.events import ChoraleGrid, encode_events
 from manyheads.data.midi import Performance, parse_performance, write_midi
 from manyheads.data.music import MusicData
-from manyheads.decode.compose import compose, prompt_of
+from manyheads.decode.compose import compose
 from manyheads.decode.sample import Sample
-from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
-from manyheads.recipes import read_recipe
 from manyheads.tasks.music import MusicTask, transpose, transposition_table
 from manyheads.train.loop import Trainer
 
@@ -213,75 +211,6 @@ def test_a_prime_is_what_the_file_begins_with(trained: dict[str, Path], tmp_path
     assert colours > 10
 
 
-def test_the_prime_is_not_written_over(trained: dict[str, Path], tmp_path: Path) -> None:
-    prime, other = tmp_path / "prime.mid", tmp_path / "other.mid"
-    write_midi([scale_up(2)], prime)
-    other.symlink_to(prime)
-    before = prime.read_bytes()
-    for out in (prime, other):
-        code, printed, said = call("generate", trained["midi"], "--out", out, "--prime", prime)
-        assert (code, printed) == (2, "")
-        assert said == f"manyheads: --out {out} is the prime itself: choose another name\n"
-    assert prime.read_bytes() == before
-
-
-def test_the_voices_of_a_chorale_are_named(trained: dict[str, Path], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    roll = tmp_path / "roll.svg"
-    result("compose", trained["jsb"], "--out", tmp_path / "a.mid", "--plot", roll)
-    assert all(f"<!-- {voice} -->" in roll.read_text("utf-8") for voice in VOICES)
-
-
-def test_data_that_have_moved_are_found_where_they_are_named(
-    folders: dict[str, Path], trained: dict[str, Path], tmp_path: Path
-) -> None:
-    """As the message says that a run whose data are gone gives."""
-    words = ("--out", tmp_path / "a.mid", "--max-new-tokens", 60, "--temperature", 2)
-    code, printed, said = call("generate", trained["midi"], "data.folder=none", *words)
-    assert code == 0
-    assert "no statistics of the data: data.folder=none is not a folder" in said
-    assert "valid" not in printed
-    here = f"data.folder={folders['midi']}"
-    code, printed, said = call("generate", trained["midi"], here, *words)
-    assert code == 0
-    assert "no statistics" not in said
-    assert "valid" in printed
-    for setting in ("Once upon a time", "data.transpose=3", "model.dim=3"):
-        code, _, said = call("generate", trained["midi"], setting, *words)
-        assert code == 2
-        assert f"'{setting}' cannot be set here" in said
-        assert said.count("\n") == 1
-
-
-def test_too_little_music_asks_for_music(folders: dict[str, Path], tmp_path: Path) -> None:
-    """One stretch is enough, a token less is not."""
-    full = trainer("jsb", folders, tmp_path / "1", "model.max_length=208")
-    assert len(full.task.text.flat) - 1 == 208  # type: ignore[attr-defined]
-    with pytest.raises(UserError, match="208 tokens are too few"):
-        trainer("jsb", folders, tmp_path / "2", "model.max_length=209")
-
-
-def test_a_long_prime_leaves_room(trained: dict[str, Path]) -> None:
-    """From a place on where windows of training begin; words of the prime are kept to the end."""
-    said: list[str] = []
-    generator = load_torch_run(trained["jsb"]).generator(said.append)
-    grid = ["p72", "p67", "p60", "p48"]
-    short = prompt_of(grid, ChoraleGrid(), generator)
-    assert short == [generator.special_tokens.end, *map(generator.tokenizer.token_id, grid)]
-    assert not said
-    long = prompt_of(grid * 30, ChoraleGrid(), generator)
-    assert long == [generator.tokenizer.token_id(word) for word in ["p48", *grid]]
-    assert len(said) == 1
-    assert len(prompt_of(grid * 30, ChoraleGrid(), generator, limit=2)) == 13
-    words = compose(generator, ChoraleGrid(), grid * 30, limit=None, sample=Sample(seed=1))
-    assert 0 < len(words) <= 16 - 5 + 1
-    searched = compose(generator, ChoraleGrid(), grid, limit=8, sample=None)
-    assert searched == compose(generator, ChoraleGrid(), grid, limit=8, sample=None)
-    assert set(searched) <= set(ChoraleGrid().vocabulary())
-    with pytest.raises(UserError, match="no token for"):
-        prompt_of(["on60"], ChoraleGrid(), generator)
-
-
 def eager_to_end(generator: Any) -> Any:
     """The same generator, with a model that wants to rest and then to end, from the first on."""
     model, tokenizer = generator.model, generator.tokenizer
@@ -367,16 +296,6 @@ def test_a_long_piece_is_written_in_windows(
     assert len(compose(ending, ChoraleGrid(), [], limit=100, sample=Sample())) > 90
 
 
-def test_each_part_of_a_piece_has_draws_of_its_own(trained: dict[str, Path]) -> None:
-    """What follows the opening does not repeat its random numbers."""
-    generator = load_torch_run(trained["jsb"]).generator(min_length=8, at_limit="truncate")
-    even = torch.zeros(generator.vocabulary)
-    generator.model.logits = lambda hidden: even.expand(len(hidden), -1).clone()  # type: ignore[attr-defined]
-    words = compose(generator, ChoraleGrid(), [], limit=16, sample=Sample(seed=5))
-    assert words[8:] != words[:8]
-    assert words == compose(generator, ChoraleGrid(), [], limit=16, sample=Sample(seed=5))
-
-
 @pytest.mark.parametrize(
     ("words", "least"), [((), 8), (("--max-new-tokens", 5), 5), (("--min-new-tokens", 20), 20)]
 )
@@ -401,53 +320,3 @@ def test_generate_writes_some_music_before_an_end(
     assert code == 2
     assert "among the 0 generated tokens" in said
     assert not (tmp_path / "b.mid").exists()
-
-
-def test_a_model_without_a_note_says_so(
-    trained: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("manyheads.decode.compose.compose", lambda *parts, **more: ["shift5"])
-    code, _, said = call("generate", trained["midi"], "--out", tmp_path / "a.mid")
-    assert code == 2
-    assert "no note among the" in said
-    assert not (tmp_path / "a.mid").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "--out music.mid"),
-        (("--out", "x.wav"), "must end in one of .mid"),
-        (("--out", "no/x.mid"), "in a folder that exists"),
-        (("--out", "x.mid", "--picture", "x.txt"), "--plot x.txt must end in"),
-        (("--out", "x.mid", "--prompt", "on60"), "--prompt and --stop"),
-        (("--out", "x.mid", "--prime", "none.mid"), "cannot read none.mid"),
-        (("--out", "x.mid", "--min-new-tokens", "-1"), "--min-new-tokens=-1 must be at least 0"),
-        (
-            ("--out", "x.mid", "--min-new-tokens", "9", "--max-new-tokens", "8"),
-            "--max-new-tokens=8 must be at least 9",
-        ),
-    ],
-)
-def test_mistakes_of_generate_are_one_line(
-    words: tuple[str, ...],
-    said: str,
-    trained: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, printed, line = call("generate", trained["midi"], *words)
-    assert (code, printed) == (2, "")
-    assert said in line
-    assert line.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-def test_settings_that_do_not_go_with_music_are_refused(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=r"choose objective\.packing=stream"):
-        read_recipe("midi", ["objective.packing=documents"])
-    with pytest.raises(UserError, match="tokens=words"):
-        trainer("midi", folders, tmp_path, "tokens=characters")

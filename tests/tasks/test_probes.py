@@ -194,17 +194,6 @@ def test_a_classifier_names_fixed_pictures(texts: Path, tmp_path: Path, first: s
         assert np.abs(attention(probe) / 255 - expected.numpy()).max() <= 0.5 / 255 + 1e-4
 
 
-@pytest.mark.parametrize("name", ["causal stream", "pictures"])
-def test_no_probe_changes_a_training(texts: Path, tmp_path: Path, name: str) -> None:
-    """Dropout and augmentation draw the same random numbers with and without probes."""
-    settings = ("model.dropout=0.2",)
-    first = train_case(name, texts, tmp_path / "with", *settings)
-    second = train_case(name, texts, tmp_path / "without", "train.probes=0", *settings)
-    assert not (second / "probes").exists()
-    one, other = (load_torch_run(folder).model.state_dict() for folder in (first, second))
-    assert all(torch.equal(one[key], other[key]) for key in one)
-
-
 def test_probes_of_a_large_model_stay_small(tmp_path: Path) -> None:
     """Maps of 12 × 12 heads: fewer and shorter texts."""
     config = GptConfig(dim=24, layers=12, heads=12, ffn_dim=24, max_length=64, vocab_size=300)

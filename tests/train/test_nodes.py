@@ -47,6 +47,8 @@ def _ip(*words: str) -> subprocess.CompletedProcess[bytes]:
 class Network:
     """Two namespaces, 10.77.0.1 and 10.77.0.2."""
 
+    processes = 2  # on each node
+
     def __init__(self) -> None:
         self.names = [f"mh{os.getpid()}n{node}" for node in range(2)]
         self.links = [f"mh{os.getpid()}v{node}" for node in range(2)]
@@ -71,9 +73,16 @@ class Network:
             _ip("netns", "del", name)
 
     def start(self, node: int, output: Path, *words: object) -> "subprocess.Popen[bytes]":
-        """torchrun on a node, with two processes."""
+        """torchrun on a node, with `processes` processes."""
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
-        torchrun += ["--nproc-per-node", "2", "--max-restarts", "2", "--rdzv-backend", "c10d"]
+        torchrun += [
+            "--nproc-per-node",
+            str(self.processes),
+            "--max-restarts",
+            "2",
+            "--rdzv-backend",
+            "c10d",
+        ]
         torchrun += ["--rdzv-endpoint", "10.77.0.1:29500", "--rdzv-id", "test"]
         torchrun += ["--rdzv-conf", f"is_host={int(node == 0)},keep_alive_interval=1"]
         torchrun += ["--local-addr", f"10.77.0.{node + 1}"]
@@ -132,18 +141,24 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "layout",
     [
-        pytest.param(("train.parallel=fsdp", "train.shard=2"), id="hsdp"),
-        pytest.param((), id="ddp", marks=pytest.mark.slow),
+        pytest.param((), id="ddp"),
+        pytest.param(("train.parallel=fsdp", "train.shard=2"), id="hsdp", marks=pytest.mark.slow),
         pytest.param(("train.parallel=fsdp",), id="fsdp", marks=pytest.mark.slow),
     ],
 )
 def test_two_nodes_train_as_one_process_does(
-    network: Network, recipe: Path, tmp_path: Path, layout: tuple[str, ...]
+    network: Network,
+    recipe: Path,
+    tmp_path: Path,
+    layout: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """DDP with one process on each node, the other layouts with two."""
+    monkeypatch.setattr(network, "processes", 2 if layout else 1)
     trainer(recipe, tmp_path / "one", *PLAIN).run()
     train = ("-m", "manyheads", "train", recipe, *PLAIN, *layout, "--out", tmp_path / "two")
     output = run_nodes(network, tmp_path, *train)
-    assert "process group: 4 processes, 2 nodes, gloo, main" in output
+    assert f"process group: {4 if layout else 2} processes, 2 nodes, gloo, main" in output
     assert_alike(tmp_path / "one", tmp_path / "two")
 
 

@@ -247,10 +247,3 @@ def test_rows_of_a_long_text_never_hold_all_pairs() -> None:
     torch.testing.assert_close(found.sum(-1), torch.ones(1, 1, 2))
     assert (found[0, 0, 0, 6:] == 0).all()
     assert largest.elements < 64 * length
-
-
-@pytest.mark.parametrize("chosen", [{"rows": [7]}, {"heads": [-1]}])
-def test_rows_and_heads_that_are_not_there(chosen: dict[str, list[int]]) -> None:
-    model = built("gpt")
-    with pytest.raises(ValueError, match="choose among 0 to"), capture(model, **chosen):
-        run(model)

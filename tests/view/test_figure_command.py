@@ -1,7 +1,6 @@
 """Figures of a run show what the model computes; a user's error is one line."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -190,37 +189,3 @@ def test_the_middle_of_the_landscape_is_the_trained_model(folder: Path) -> None:
     pairs = EncodedPairs(data.read("valid"), opened.tokenizer, 128, "skip")
     nll, tokens = corpus_nll(model, pairs, 4096)
     assert loss == pytest.approx(nll / tokens, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("run", "kind", "wrong", "said"),
-    [
-        ("translator", "hed", {}, "'hed'"),
-        ("translator", "head", {"out": Path("a.bmp")}, ".png, .svg, .pdf"),
-        ("translator", "head", {"others": [Path("b")]}, "one run"),
-        ("translator", "head", {"layer": 9}, "--layer 9"),
-        ("translator", "head", {"layer": 0}, "--layer 0"),
-        ("translator", "alignment", {"layer": 0}, "--layer 0"),
-        ("translator", "head", {"head": 0}, "--head 0"),
-        ("translator", "head", {"which": "encoder.cross"}, "--map"),
-        ("translator", "heads", {"head": 1}, "leave out"),
-        ("translator", "head", {"text": "dog " * 400}, "shorten"),
-        ("translator", "curves", {"metric": "los"}, "los"),
-        ("translator", "landscape", {"size": 4}, "odd"),
-        ("translator", "landscape", {"reach": 0.0}, "--reach"),
-        ("translator", "positions", {"length": 1}, "--length"),
-        ("reader", "landscape", {}, "landscape"),
-        ("reader", "alignment", {}, "aligns"),
-        ("reader", "head", {"target": "x"}, "--target"),
-        ("reader", "curves", {}, "metrics.jsonl"),
-        ("deep/writer", "head", {"text": ""}, "--text"),
-    ],
-)
-def test_an_error_is_one_line(
-    folder: Path, tmp_path: Path, run: str, kind: str, wrong: dict[str, Any], said: str
-) -> None:
-    options = {"out": tmp_path / "a.png", **wrong}
-    with pytest.raises(UserError, match=re.escape(said)) as error:
-        figure(folder / run, kind, **options)
-    assert "\n" not in str(error.value)
-    assert not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from manyheads.errors import UserError
-from manyheads.view.figures import confusion, curves, growth, heat_map, piano_roll
+from manyheads.view.figures import confusion, curves, heat_map, piano_roll
 
 WORDS = ["The", "old", "dog", "sleeps", "."]
 Notes = list[tuple[float, float, int, float]]
@@ -102,21 +102,6 @@ def test_a_piano_roll_explains_its_colours(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_svg_text")
-def test_a_long_prime_is_shown_from_its_last_seconds_on(tmp_path: Path) -> None:
-    """As many as are new, at least five; a short one from its beginning."""
-    files = []
-    for notes in ([*OLD, *NEW], NEW):
-        piano_roll({"": notes}, "music.mid", tmp_path / "roll.png", begun=102.0)
-        files.append((tmp_path / "roll.png").read_bytes())
-    assert files[0] == files[1]
-    for begun, across in ((102.0, "from 97 on"), (96.0, "from 88 on"), (4.0, "seconds<")):
-        piano_roll({"": [*OLD, *NEW]}, "music.mid", tmp_path / "roll.svg", begun=begun)
-        text = (tmp_path / "roll.svg").read_text("utf-8")
-        assert across in text
-        assert "the prime ends" in text
-
-
-@pytest.mark.usefixtures("_svg_text")
 def test_a_confusion_matrix_has_its_accuracy(tmp_path: Path) -> None:
     """A class without images changes nothing."""
     for counts, accuracy in (
@@ -125,12 +110,3 @@ def test_a_confusion_matrix_has_its_accuracy(tmp_path: Path) -> None:
     ):
         confusion(counts, ["cat", "dog"], "run, test", tmp_path / "confusion.svg")
         assert f"accuracy {accuracy}" in (tmp_path / "confusion.svg").read_text("utf-8")
-
-
-@pytest.mark.usefixtures("_svg_text")
-def test_logarithmic_axes_are_labelled(tmp_path: Path) -> None:
-    """Also within a decade; each line is in the legend."""
-    growth({"ms": {"dense": [(16, 1.1), (64, 1.9)]}}, "length", tmp_path / "growth.svg")
-    text = (tmp_path / "growth.svg").read_text("utf-8")
-    assert all(f">{word}<" in text for word in ("dense", "ms", "length"))
-    assert text.count(">1.") + text.count(">2<") + text.count(">1<") > 0
