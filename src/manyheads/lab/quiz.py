@@ -6,13 +6,13 @@ looked up. An open question has no choices, and its findings are the answer.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from manyheads.baselines.rnn import RnnConfig
-from manyheads.config import nearest
+from manyheads.config import change, nearest
 from manyheads.errors import UserError
 from manyheads.lab.claims.lectures.layer_norm_speed import unnormed
 from manyheads.lab.claims.lectures.parallel_over_places import loss_of, models, steps_in_a_row
@@ -20,7 +20,7 @@ from manyheads.lab.claims.phrases import phrases, writer
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.nn.attend import attend, attention_weights
 from manyheads.nn.positions import Learned
-from manyheads.presets import BERT_BASE, GPT3_SMALL, TRANSFORMER_BASE, build
+from manyheads.presets import build, preset
 from manyheads.summary import ModelSummary, count_parameters, summarize
 
 
@@ -209,7 +209,9 @@ def _masked() -> list[Finding]:
 
 
 def _understanding() -> list[Finding]:
-    base, one_head = (summarize(replace(TRANSFORMER_BASE, heads=h), 512) for h in (8, 1))
+    base, one_head = (
+        summarize(change(preset("transformer-base"), {"heads": h}), 512) for h in (8, 1)
+    )
     attention = {kind: _attention_flops(flops) for kind, flops in base.flops.items()}
     attention["source"] -= base.flops["source"]["cross-attention"]  # the decoder's keys and values
     feed_forward = base.flops["source"]["feed-forward"]
@@ -258,7 +260,7 @@ def _attention_flops(flops: dict[str, int]) -> int:
 
 
 def _bert(length: int) -> ModelSummary:
-    return summarize(replace(BERT_BASE, max_length=length), length)
+    return summarize(change(preset("bert-base"), {"max_length": length}), length)
 
 
 def _bert_token(length: int) -> int:
@@ -375,7 +377,9 @@ def _mask_function() -> list[Finding]:
 
 
 def _unembedding() -> list[Finding]:
-    tied, untied = (count_parameters(replace(GPT3_SMALL, tie=tie)) for tie in ("all", "none"))
+    tied, untied = (
+        count_parameters(change(preset("gpt3-small"), {"tie": tie})) for tie in ("all", "none")
+    )
     return [
         Finding(
             f"it is Eᵀ, the transpose of the embedding: GPT-3 Small has {tied / 1e6:.0f}M "

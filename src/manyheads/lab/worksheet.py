@@ -129,9 +129,13 @@ def _hugging_face() -> tuple[bool, str]:
 
 
 def _gpt2() -> GptConfig:
-    from manyheads.presets import GPT3_SMALL
+    from manyheads.config import change
+    from manyheads.presets import preset
 
-    return replace(GPT3_SMALL, dim=64, layers=2, heads=4, max_length=32)
+    sizes = {"dim": 64, "layers": 2, "heads": 4, "max_length": 32}
+    config = change(preset("gpt3-small"), sizes)
+    assert isinstance(config, GptConfig)
+    return config
 
 
 STEPS = (
