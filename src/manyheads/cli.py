@@ -10,9 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from manyheads.commands.catalogue import recipes, settings, version_text
-from manyheads.commands.claims import claims
 from manyheads.commands.compose import compose
-from manyheads.commands.cost import cost
 from manyheads.commands.encode import classify, embed, fill_mask
 from manyheads.commands.evaluate import evaluate
 from manyheads.commands.exchange import export, import_folder
@@ -20,13 +18,10 @@ from manyheads.commands.figure import figure
 from manyheads.commands.generate import generate
 from manyheads.commands.help import Command, Group
 from manyheads.commands.inspect import capture, info, tokenize
+from manyheads.commands.lab import claims, cost, plan, quiz, scale, tables
 from manyheads.commands.options import with_plugins
-from manyheads.commands.planning import plan
-from manyheads.commands.quiz import quiz
-from manyheads.commands.scale import scale
 from manyheads.commands.serve import serve, view
 from manyheads.commands.shared import say, write
-from manyheads.commands.tables import tables
 from manyheads.commands.training import compare, demo, distill, train
 from manyheads.commands.translate import summarize, translate
 from manyheads.errors import DataError, UserError

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +21,11 @@ def argument(metavar: str, help: str, **more: Any) -> Any:
 def out_option(help: str, metavar: str = "FILE") -> Any:
     """The result of a command."""
     return option(help, "--out", "-o", metavar=metavar, panel="Output")
+
+
+def with_seed(overrides: Sequence[str] | None, seed: int | None) -> list[str]:
+    """The settings of a command with its --seed."""
+    return [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
 
 
 def with_plugins(command: Callable[..., None]) -> Callable[..., None]:

@@ -54,6 +54,27 @@ def print_json(values: dict[str, Any]) -> None:
     write(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
 
+def print_table(
+    table: Any, width: int, *, to_stderr: bool = False, highlight: bool = False
+) -> None:
+    """Wide enough that no number is cut: a pipe has 80 columns, a terminal may wrap."""
+    from rich.console import Console
+
+    width = max(width, Console().width)
+    Console(width=width, highlight=highlight, stderr=to_stderr).print(table)
+
+
+def draw(path: Path | None, plot: Callable[[Path], object]) -> None:
+    """Save a plot next to other output; without matplotlib that output is all there is."""
+    if path is None:
+        return
+    try:
+        plot(path)
+        say(f"plot: {path}")
+    except UserError as error:
+        say(str(error))
+
+
 @contextmanager
 def input_lines(file: Path | None) -> Iterator[Iterable[bytes]]:
     """The lines of a file or of standard input; a hint if it is a terminal."""

@@ -20,6 +20,7 @@ from manyheads.commands.shared import (
     is_torchrun,
     open_model,
     print_json,
+    print_table,
     refuse_torchrun,
     say,
     write,
@@ -38,8 +39,7 @@ _RECIPE = "A built-in recipe (below) or a TOML file"
 def _recipe(recipe: str, overrides: Sequence[str] | None, seed: int | None) -> "Run":
     from manyheads.recipes import read_recipe
 
-    extra = [] if seed is None else [f"seed={seed}"]
-    return read_recipe(recipe, [*(overrides or []), *extra])
+    return read_recipe(recipe, options.with_seed(overrides, seed))
 
 
 def _train(
@@ -164,7 +164,7 @@ def train(
 
             place = device_of(world, place)
         if dry_run:
-            from manyheads.commands.plan import measure
+            from manyheads.lab.dry_run import measure
 
             if world.is_main:
                 write(measure(run, place).text())
@@ -265,15 +265,13 @@ def compare(
     --match parameters changes model.dim of all runs but the first; flops and time
     change train.steps.
     """
-    from rich.console import Console
-
-    from manyheads.commands.plan import measure, report_time
-    from manyheads.lab.compare import compare_runs, table_of
+    from manyheads.lab.compare import compare_runs, parse_sweeps, table_of
+    from manyheads.lab.dry_run import measure, report_time
     from manyheads.lab.match import check_match, matched, unequal
     from manyheads.loading import refuse_unscored
 
     refuse_torchrun("compare")
-    fixed, varied = _sweeps(overrides or [], sweep or [])
+    fixed, varied = parse_sweeps(overrides or [], sweep or [], say)
     chosen = choose(device, threads)
     plans = {
         " ".join(choice): _recipe(recipe, [*fixed, *choice], seed) for choice in product(*varied)
@@ -299,29 +297,6 @@ def compare(
         print_json({"runs": rows, "split": split} | ({"match": match} if match else {}))
     else:
         seeds = sorted({run.seed for run in plans.values()})
-        # Wide enough that no number is cut: a pipe has 80 columns, a terminal may wrap.
         equal = f", equal {match}" if match else ""
-        table = table_of(rows, f"{split}, seed {', '.join(map(str, seeds))}{equal}")
-        Console(width=max(140, Console().width)).print(table)
-
-
-def _sweeps(overrides: Sequence[str], sweeps: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Settings of all runs, and the values of each swept setting.
-
-    Without --sweep, a comma in a setting means a sweep, as in release 0.1.
-    """
-    fixed = list(overrides)
-    if not sweeps:
-        sweeps = [setting for setting in overrides if "," in setting]
-        fixed = [setting for setting in overrides if "," not in setting]
-        if sweeps:
-            say(f"commas in settings are the old form: {' '.join(f'--sweep {s}' for s in sweeps)}")
-    varied = []
-    for text in sweeps:
-        key, equals, values = text.partition("=")
-        if not equals or not all(values.split(",")):
-            raise UserError(f"--sweep {text} must be KEY=A,B,..., e.g. --sweep seed=1,2,3")
-        varied.append([f"{key}={value}" for value in values.split(",")])
-    if not varied:
-        raise UserError("nothing to compare: add --sweep KEY=A,B, e.g. --sweep seed=1,2,3")
-    return fixed, varied
+        title = f"{split}, seed {', '.join(map(str, seeds))}{equal}"
+        print_table(table_of(rows, title), 140, highlight=True)

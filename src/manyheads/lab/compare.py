@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,30 @@ SHOWN = (
     "pearson",
     "spearman",
 )
+
+
+def parse_sweeps(
+    overrides: Sequence[str], sweeps: Sequence[str], warn: Callable[[str], None]
+) -> tuple[list[str], list[list[str]]]:
+    """Settings of all runs, and the values of each swept setting.
+
+    Without --sweep, a comma in a setting means a sweep, as in release 0.1.
+    """
+    fixed = list(overrides)
+    if not sweeps:
+        sweeps = [setting for setting in overrides if "," in setting]
+        fixed = [setting for setting in overrides if "," not in setting]
+        if sweeps:
+            warn(f"commas in settings are the old form: {' '.join(f'--sweep {s}' for s in sweeps)}")
+    varied = []
+    for text in sweeps:
+        key, equals, values = text.partition("=")
+        if not equals or not all(values.split(",")):
+            raise UserError(f"--sweep {text} must be KEY=A,B,..., e.g. --sweep seed=1,2,3")
+        varied.append([f"{key}={value}" for value in values.split(",")])
+    if not varied:
+        raise UserError("nothing to compare: add --sweep KEY=A,B, e.g. --sweep seed=1,2,3")
+    return fixed, varied
 
 
 def compare_runs(

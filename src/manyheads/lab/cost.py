@@ -43,6 +43,7 @@ from manyheads.nn.positions import Position
 from manyheads.nn.scores import ScaledDot
 from manyheads.summary import human_bytes
 from manyheads.train.metrics import Bar
+from manyheads.view.figures import growth
 
 OUT_OF_MEMORY = "out of memory"
 LONGEST_STEP = 4  # largest ratio of successive lengths; memory is extrapolated from shorter ones
@@ -495,6 +496,15 @@ def table_of(costs: Sequence[Cost], lengths: Sequence[int]) -> Group:
         time.add_row(cost.core, *times.values(), _power(cost.time_exponent), *last)
         memory.add_row(cost.core, *held.values(), _power(cost.memory_exponent))
     return Group(time, memory)
+
+
+def plot(costs: Sequence[Cost], path: Path) -> None:
+    """Time and memory by length."""
+    shown = [cost for cost in costs if cost.points]
+    times = {cost.core: [(p.length, 1000 * p.time) for p in cost.points] for cost in shown}
+    memory = {cost.core: [(p.length, p.memory / 2**20) for p in cost.points] for cost in shown}
+    panels = {"milliseconds, forward and backward": times, "MiB at the peak": memory}
+    growth(panels, "length", path)
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:

@@ -3,12 +3,13 @@
 Each step has a task, the lines that solve it, and a check that runs them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from manyheads.errors import UserError
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.nn.attend import attention_weights
 from manyheads.nn.positions import PositionSizes, Rotary
@@ -192,3 +193,18 @@ STEPS = (
         check=_hugging_face,
     ),
 )
+
+
+def check_steps(write: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """Run every step of the worksheet; a step whose library is missing is not checked."""
+    for number, step in enumerate(STEPS, start=1):
+        holds: bool | None
+        try:
+            holds, numbers = step.check()
+        except UserError as error:  # an optional library is missing
+            holds, numbers = None, str(error)
+        mark = {True: "checked", False: "FAILED", None: "not checked"}[holds]
+        lines = "".join(f"     {line}\n" for line in step.solve)
+        write(f"{number}. {step.task}\n{lines}   {mark}: {numbers}\n\n")
+        row = {"name": step.name, "task": step.task, "solve": step.solve}
+        yield row | {"holds": holds, "numbers": numbers}

@@ -12,6 +12,8 @@ from typing import Literal
 
 import torch
 
+from manyheads.errors import UserError
+
 Verdict = Literal["holds", "fails", "depends"]
 Points = Sequence[tuple[float | int, float]]
 
@@ -22,6 +24,8 @@ LECTURES = {
     "003": "Princeton COS 484, L9: Transformers (cont'd)",
     "004": "UMass CS 685, Transformers (II)",
 }
+
+WORDS = {"holds": "holds", "depends": "it depends", "fails": "fails"}  # verdicts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,19 @@ class Setting:
     large: bool = False
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     threads: int | None = None
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Seeds as an option has them: `1,2,3`."""
+    try:
+        seeds = tuple(int(number) for number in text.split(","))
+    except ValueError:
+        seeds = ()
+    if not seeds or len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**63 for seed in seeds):
+        raise UserError(
+            f"--seeds {text} must be different integers from 0 to below 2^63, e.g. 1,2,3"
+        )
+    return seeds
 
 
 def mean(values: Sequence[float]) -> float:

@@ -3,14 +3,15 @@
 import base64
 import json
 import re
+import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
 from manyheads.fileio import write_text
-from manyheads.lab.claims.claim import LECTURES, mean, spread
-from manyheads.lab.claims.runner import Result
+from manyheads.lab.claims.claim import LECTURES, WORDS, Claim, Setting, mean, spread
+from manyheads.lab.claims.runner import Result, claims, command_of, kept
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -21,7 +22,6 @@ table { border-collapse: collapse; } td, th { padding: .1rem .8rem .1rem 0; text
 code { overflow-wrap: anywhere; }
 .holds { color: #1a7f37; } .fails { color: #cf222e; } .depends { color: #9a6700; }
 """
-WORDS = {"holds": "holds", "depends": "it depends", "fails": "fails"}
 
 
 def counted(results: Sequence[Result]) -> str:
@@ -126,6 +126,23 @@ def _section(result: Result) -> list[str]:
 def _plain(text: str) -> str:
     """Escape characters that Markdown would interpret."""
     return re.sub(r"([\\`*_\[\]<>|$~])", r"\\\1", text)
+
+
+def listing(known: Mapping[str, Claim]) -> str:
+    """A line for each claim."""
+    return "".join(f"{n}: {c.sentence} ({said_in(c.deck)})\n" for n, c in known.items())
+
+
+def save_report(
+    results: Sequence[Result], setting: Setting, folder: Path, *, everything: bool
+) -> None:
+    """A report of these results, and of earlier ones of the same settings in the folder."""
+    names, known = [result.name for result in results], list(claims())
+    others = (kept(name, setting, folder) for name in known if name not in names)
+    every = sorted([*results, *filter(None, others)], key=lambda result: known.index(result.name))
+    what = "--all" if everything else " ".join(f"--run {result.name}" for result in every)
+    into = shlex.quote(folder.resolve().name)  # without the path on this machine
+    write_report(every, folder, f"{command_of(what, setting)} --report {into}")
 
 
 def write_report(results: Sequence[Result], folder: Path, command: str) -> None:

@@ -5,7 +5,7 @@ import inspect
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib import import_module
@@ -20,7 +20,8 @@ from manyheads.config import nearest
 from manyheads.errors import DataError, UserError
 from manyheads.fileio import check_sum, write_text
 from manyheads.lab.claims import lectures
-from manyheads.lab.claims.claim import Claim, Measured, Setting
+from manyheads.lab.claims.claim import WORDS, Claim, Measured, Setting
+from manyheads.train.metrics import Bar
 from manyheads.view.figures import curves
 
 PACKAGE = "manyheads.lab.claims."
@@ -144,6 +145,39 @@ def run(name: str, setting: Setting, folder: Path | None = None) -> Result:
     if folder is not None:
         _keep(result, measured, folder)
     return result
+
+
+class Interrupted(UserError):
+    """Ctrl-C ended a series of experiments."""
+
+    exit_code = 130
+
+
+def run_all(
+    names: Sequence[str], setting: Setting, report: Path | None, *, again: bool
+) -> list[Result]:
+    """Results one after another, from the folder if it has them; each is saved there."""
+    results = []
+    with Bar("claims", len(names)) as bar:
+        for done, name in enumerate(names):
+            bar.update(done, name)
+            saved = None if again or report is None else kept(name, setting, report)
+            try:
+                results.append(saved or run(name, setting, report))
+            except KeyboardInterrupt:
+                where = (
+                    "nothing is saved without --report" if report is None else f"saved: {report}"
+                )
+                raise Interrupted(f"stopped in {name}; {where}; the same command resumes") from None
+            bar.say(f"{name}: {WORDS[results[-1].verdict]}; {results[-1].why}")
+        bar.update(len(names), "done")
+    return results
+
+
+def as_rows(known: Mapping[str, Claim]) -> list[dict[str, str]]:
+    """The claims as plain values."""
+    keys = ("sentence", "deck", "criterion")
+    return [{"name": name} | {k: getattr(claim, k) for k in keys} for name, claim in known.items()]
 
 
 def _allocated(device: torch.device) -> int:

@@ -10,6 +10,7 @@ a run that ends there, as its learning rate is still high.
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -88,6 +89,16 @@ class Plan:
     @property
     def seconds(self) -> float:
         return sum(planned.seconds for planned in self.runs)
+
+
+def parse_time(text: str | None) -> float | None:
+    """Seconds of a time such as 90s, 15m or 2h."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if not match:
+        raise UserError(f"--budget {text} must be a time, e.g. 90s, 15m or 2h")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def check_recipe(run: Run) -> None:

@@ -8,10 +8,11 @@ from rich.table import Table
 
 from manyheads.lab.scaling.law import LEVEL, Band, Fit, Frontier, Law
 from manyheads.lab.scaling.plan import LARGER, Plan
-from manyheads.lab.scaling.sweep import Findings
+from manyheads.lab.scaling.sweep import Findings, Scaling
 from manyheads.view.figures import curves
 
 PLACES = 40  # points of the plotted frontier
+FEW_STEPS = 300  # a sweep with runs of 265 steps mispredicted its largest run
 HALF = 0.5  # largest shift of a firm prediction, as a share of the distance to the band's edge
 
 
@@ -43,6 +44,22 @@ def plan_dict(plan: Plan) -> dict[str, Any]:
     shown = ("name", "parameters", "tokens", "token_flops", "flops", "seconds")
     runs = [{name: getattr(planned, name) for name in shown} for planned in plan.runs]
     return {"runs": runs, "flops": plan.flops, "seconds": plan.seconds}
+
+
+def warnings(scaling: Scaling) -> list[str]:
+    """The laws hold for new data, and for runs that are past the beginning."""
+    fewest, lines = min(run.run.train.steps for run in scaling.plan.fitted), []
+    if fewest < FEW_STEPS:
+        lines.append(
+            f"the shortest runs have {fewest} steps: such short runs often follow another law and "
+            "mislead the prediction; raise train.steps or --budget"
+        )
+    if scaling.epochs > 1:
+        lines.append(
+            f"the predicted run repeats the text {scaling.epochs:.1f} times: the law holds for new "
+            "tokens (up to about 4 epochs are nearly as good); use more text"
+        )
+    return lines
 
 
 def time_of(seconds: float) -> str:
