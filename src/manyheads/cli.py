@@ -1,5 +1,7 @@
 """The command line: its commands by group, and how it ends."""
 
+import functools
+import inspect
 import io
 import os
 import sys
@@ -9,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from manyheads.commands import options
 from manyheads.commands.catalogue import recipes, settings, version_text
 from manyheads.commands.compose import compose
 from manyheads.commands.encode import classify, embed, fill_mask
@@ -19,7 +22,6 @@ from manyheads.commands.generate import generate
 from manyheads.commands.help import Command, Group
 from manyheads.commands.inspect import capture, info, tokenize
 from manyheads.commands.lab import claims, cost, plan, quiz, scale, tables
-from manyheads.commands.options import with_plugins
 from manyheads.commands.serve import serve, view
 from manyheads.commands.shared import say, write
 from manyheads.commands.training import compare, demo, distill, train
@@ -67,6 +69,26 @@ Examples
 A document is one line, with ⏎ in place of its line ends; a document that is too
 long is truncated. The options are those of translate.
 """
+
+
+def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with the option --plugin, which is applied before the command runs."""
+
+    @functools.wraps(command)
+    def run(plugin: list[Path] | None, **named: Any) -> None:
+        for file in plugin or []:
+            from manyheads.plugins import use
+
+            use(file)
+        command(**named)
+
+    signature = inspect.signature(command)
+    named_only = inspect.Parameter.KEYWORD_ONLY
+    plugin = inspect.Parameter("plugin", named_only, default=None, annotation=options.Plugins)
+    parameters = [*signature.parameters.values(), plugin]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
+
 
 app = typer.Typer(
     cls=Group,

@@ -18,7 +18,6 @@ settings that were removed: `REMOVED` lists the values with which they still loa
 import copy
 import dataclasses
 import difflib
-import functools
 import math
 import sys
 import tomllib
@@ -268,7 +267,6 @@ def to_toml(table: Mapping[str, Any]) -> str:
 # --- types ---
 
 
-@functools.cache
 def _hints(config: type) -> dict[str, Any]:
     return get_type_hints(config, include_extras=True)
 

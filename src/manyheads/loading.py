@@ -24,7 +24,7 @@ from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.engines import Engine
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores
-from manyheads.exchange import DECODER, ENCODER
+from manyheads.exchange import DECODER, ENCODER, peft
 from manyheads.exchange.ctranslate2 import WEIGHTS as CTRANSLATE2
 from manyheads.exchange.ctranslate2 import (
     Ctranslate2Generator,
@@ -185,16 +185,13 @@ class LoadedRun(LoadedModel):
             )
         return cast(Vit, self.torch_model())
 
-    def evaluate(self, data: Data, split: str, stride: int | None = None, **options: Any) -> Scores:
+    def evaluate(self, data: Data, split: str, **options: Any) -> Scores:
         """The scores of the task on a split, each with its signature."""
         spec = TASKS.find(self.run.task, data, self.run.objective)
         refuse_unscored(self.run, str(self.folder))
         assert spec.evaluate is not None
-        if stride is None:
-            return spec.evaluate(self, data, split, **options)
-        if not spec.takes_stride:
-            raise UserError("--stride works only with language models: leave it out")
-        return spec.evaluate(self, data, split, stride=stride)
+        spec.check_scoring(options)
+        return spec.evaluate(self, data, split, **options)
 
     def torch_model(self) -> nn.Module:
         """The PyTorch module, which gives probabilities."""
@@ -322,7 +319,8 @@ def load_run(
     The device `auto` is a GPU if there is one that the folder's program can use.
     """
     exported = (folder / SETTINGS).is_file()
-    if is_huggingface(folder):
+    has_config = any((folder / name).is_file() for name in (CONFIG, peft.CONFIG))
+    if has_config and is_huggingface(folder):
         return _load_huggingface(folder, device, warn)
     if (folder / CTRANSLATE2).is_file():
         return Ctranslate2Run(folder, read_run(folder), _tokenizer(folder), device_name=str(device))
@@ -330,7 +328,7 @@ def load_run(
         raise UserError(
             f"{folder} holds an ONNX export: run it with onnxruntime, or load the run it came from"
         )
-    if (folder / CONFIG).is_file() and not exported:
+    if has_config and not exported:
         import_model(folder)  # reports what its settings lack
     return load_torch_run(folder, device)
 

@@ -36,8 +36,8 @@ from manyheads.tasks.table import TASKS, Data
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Tokens
 from manyheads.train import checkpoint
-from manyheads.train.loggers import Callback
 from manyheads.train.loop import Trainer
+from manyheads.train.metrics import Callback
 from manyheads.train.optimizer import Train
 from manyheads.train.step import ONE_PROCESS, World
 
@@ -422,19 +422,20 @@ def make_trainer(
         trained = run.spec.wrap(model, run)
     if shards is None:
         trained.to(device)
-    # A sharded model would have to be gathered, one with LoRA merged.
-    can_probe = not world.is_distributed and saved is model
+    train = run.train.settled(task.per_epoch)
+    # A sharded model would have to be gathered, one with LoRA merged; short runs have no probes.
+    is_watched = not world.is_distributed and saved is model and 0 < train.probes <= train.steps
     return Trainer(
         trained,
         task,
-        run.train.settled(task.per_epoch),
+        train,
         dim=run.model.dim,
         seed=run.seed,
         folder=folder,
         metadata={"model": model_digest(run.model)},
         saved_model=saved,
         world=world,
-        probe=run.spec.probe(task, model, folder) if run.train.probes and can_probe else None,
+        probe=run.spec.probe(task, model, folder) if is_watched else None,
         settings=dump(run),
         callback=callback,
         shards=shards,

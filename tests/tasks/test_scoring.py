@@ -51,7 +51,8 @@ def runs(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
 def evaluate(folder: Path, split: str = "valid", stride: int | None = None) -> dict[str, Any]:
     loaded = load_torch_run(folder)
     assert loaded.run.data is not None
-    return loaded.evaluate(loaded.run.data, split, stride)
+    options = {} if stride is None else {"stride": stride}
+    return loaded.evaluate(loaded.run.data, split, **options)
 
 
 @pytest.mark.parametrize("name", KEYS)

@@ -9,8 +9,7 @@ from small_runs import assert_same_bits, trainer, write_recipe
 from torch import nn
 
 from manyheads.errors import UserError
-from manyheads.train.ema import Ema
-from manyheads.train.optimizer import Train
+from manyheads.train.optimizer import Ema, Train
 
 
 def test_the_formula_and_the_swap() -> None:

@@ -96,7 +96,7 @@ def test_callback_gets_every_line_and_nothing_else_is_written(tmp_path: Path) ->
 def test_a_missing_library_is_refused_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("manyheads.train.loggers.find_spec", lambda name: None)
+    monkeypatch.setattr("manyheads.train.metrics.find_spec", lambda name: None)
     run = read_recipe("phrasebook", [*TINY, "train.log_to=wandb"])
     with pytest.raises(UserError, match=r"train\.log_to=wandb needs wandb: pip install wandb"):
         make_trainer(run, tmp_path / "run", torch.device("cpu"))

@@ -92,17 +92,22 @@ def evaluate(
     for setting in overrides or []:
         if not setting.startswith(("data", "decode.")):
             raise UserError(f"'{setting}' cannot change after training: only data and decode can")
-    loaded = open_model(
-        run,
-        device,
-        threads,
-        say,
-        engine=engine,
-        dtype=dtype,
-        others=others or (),
-    )
+    if tokenize not in TOKENIZERS:
+        raise UserError(f"--bleu-tokenize {tokenize} must be one of {', '.join(TOKENIZERS)}")
+    check_image("--plot", plot)
+    how = {"engine": engine, "dtype": dtype}
+    loaded = open_model(run, device, threads, say, others=others or (), **how)
     trained = loaded.run
-    _refuse_unsupported(trained, beam, plot, dtype, tokenize)
+    requested = {
+        "stride": stride,
+        "bleu_tokenize": None if tokenize == "auto" else tokenize,
+        "metric": metric or None,
+        "confidence": confidence or None,
+        "by_class": by_class or None,
+    }
+    options: dict[str, Any] = {name: x for name, x in requested.items() if x is not None}
+    others_used = {"against": against, "beam": beam, "plot": plot, "int8": dtype == "int8" or None}
+    trained.spec.check_scoring([*options, *(n for n, x in others_used.items() if x is not None)])
     changed = _with_overrides(trained, overrides or [])
     if beam is not None:
         changed = override_all(changed, [f"decode.beam={beam}"])
@@ -121,21 +126,12 @@ def evaluate(
     elif trained.data is not None:
         variant |= _changes("evaluated_on", "data", trained.data, changed.data)
     # Another program's folder is left unchanged.
-    saves = not variant and tokenize == "auto" and (run / SETTINGS).is_file()
-    options: dict[str, Any] = {} if tokenize == "auto" else {"tokenize": tokenize}
-    options |= {"metrics": metric} if metric else {}
-    options |= {"confidence": True} if confidence else {}
-    if by_class and trained.task != "classification":
-        raise UserError("--by-class works only with classifiers of texts: leave it out")
-    if (options or against) and trained.task != "translation":
-        raise UserError("--metric, --confidence and --against work only with translators")
-    options |= {"by_class": True} if by_class else {}
-    saves = saves and not options
+    saves = not variant and not options.keys() - {"stride"} and (run / SETTINGS).is_file()
     if against is not None:
-        other = open_model(against, device, threads, say, engine=engine, dtype=dtype)
+        other = open_model(against, device, threads, say, **how)
         changed_decode = override_all(other.run, [f"decode.beam={changed.decode.beam}"])
         options["against"] = dataclasses.replace(other, run=changed_decode)
-    scores = dataclasses.replace(loaded, run=changed).evaluate(test_set, split, stride, **options)
+    scores = dataclasses.replace(loaded, run=changed).evaluate(test_set, split, **options)
     if note := scores.pop("note", None):
         say(note)
     _show_scores(scores | variant, as_json)
@@ -199,49 +195,23 @@ def _changes(key: str, section: str, old: object, new: object) -> dict[str, str]
     return {key: text} if text else {}
 
 
-def _refuse_unsupported(
-    run: "Run", beam: int | None, plot: Path | None, dtype: str, tokenize: str
-) -> None:
-    translates = "translate" in run.spec.offers
-    if beam is not None and not translates:
-        raise UserError("--beam works only with translators: leave it out")
-    if dtype == "int8" and not translates:
-        raise UserError("--dtype int8 works only with translators: leave it out")
-    if tokenize not in TOKENIZERS:
-        raise UserError(f"--bleu-tokenize {tokenize} must be one of {', '.join(TOKENIZERS)}")
-    if tokenize != "auto" and run.task != "translation":
-        raise UserError("--bleu-tokenize works only with translators (BLEU): leave it out")
-    if plot is not None and "label" not in run.spec.offers:
-        raise UserError("--plot works only with image models: leave it out")
-    check_image("--plot", plot)
-
-
 def _show_scores(scores: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(scores)
         return
-    rows = []
-    for name, value in scores.items():
-        if isinstance(value, float):
-            rows.append((name, f"{value:.4f}"))
-        elif isinstance(value, (str, int)):
-            rows.append((name, str(value)))
+    rows = [(name, _text(x)) for name, x in scores.items() if isinstance(x, float | str | int)]
     for name, pair in scores.get("paired", {}).items():
         difference = scores[name] - pair["against"]
         rows.append(
             (f"{name} against", f"{pair['against']:.4f}  {difference:+.4f}, p {pair['p']:.4f}")
         )
     for label, values in scores.get("classes", {}).items():
-        rows.append(
-            (
-                label,
-                "  ".join(
-                    f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}"
-                    for name, value in values.items()
-                ),
-            )
-        )
+        rows.append((label, "  ".join(f"{name} {_text(x)}" for name, x in values.items())))
     for layer, rates in enumerate(scores.get("alignment_error_by_head", []), start=1):
         rows.append((f"AER by head, layer {layer}", "  ".join(f"{rate:.3f}" for rate in rates)))
     rows += [(f"{name} signature", text) for name, text in scores["signature"].items()]
     write("".join(f"{name:>21}  {value}\n" for name, value in rows))
+
+
+def _text(value: float | str | int) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

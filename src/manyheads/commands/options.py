@@ -1,8 +1,6 @@
 """Options and arguments with the same meaning in every command that has them."""
 
-import functools
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,25 +24,6 @@ def out_option(help: str, metavar: str = "FILE") -> Any:
 def with_seed(overrides: Sequence[str] | None, seed: int | None) -> list[str]:
     """The settings of a command with its --seed."""
     return [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
-
-
-def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the option --plugin, which is applied before the command runs."""
-
-    @functools.wraps(command)
-    def run(plugin: list[Path] | None, **named: Any) -> None:
-        for file in plugin or []:
-            from manyheads.plugins import use
-
-            use(file)
-        command(**named)
-
-    signature = inspect.signature(command)
-    named_only = inspect.Parameter.KEYWORD_ONLY
-    plugin = inspect.Parameter("plugin", named_only, default=None, annotation=Plugins)
-    parameters = [*signature.parameters.values(), plugin]
-    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return run
 
 
 def plot_option(help: str) -> Any:

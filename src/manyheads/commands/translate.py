@@ -91,13 +91,15 @@ def translate(
     loaded = replace(loaded, run=override_all(loaded.run, [*settings, *width]))
     translator = loaded.translator(beam=max(loaded.run.decode.beam, n_best))
     form = LineFormat(n_best, alignment, scores, _annotator(translator, alignment, scores))
-    sampling = Sample(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    sampling = None
+    if sample:
+        sampling = Sample(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     with input_lines(file) as lines:
         if loaded.run.task == "summaries":
             lines = truncate_lines(translator, lines, say)
         for line in translate_lines(
             *(translator, lines, form),
-            sample=sampling if sample else None,
+            sample=sampling,
             warn=say,
             at_once=1 if is_interactive(file) else None,
         ):

@@ -15,7 +15,7 @@ from manyheads.nn.block import on_meta
 from manyheads.presets import PRESETS, ModelConfig, preset
 from manyheads.run import Run, choose_device, parse_run, train_run
 from manyheads.tasks.spec import kinds
-from manyheads.train.loggers import Callback
+from manyheads.train.metrics import Callback
 
 if TYPE_CHECKING:
     from manyheads.loading import LoadedRun

@@ -230,6 +230,7 @@ SPEC = TaskSpec(
     finetune=finetune,
     finetunes=(ElmoConfig, GptConfig),
     evaluate=evaluate,
+    scoring=("by_class",),
     example=pretraining.example,
 )
 

@@ -223,6 +223,7 @@ SPEC = TaskSpec(
     probe=image_probe,
     finetune=lambda config, run: replace(config, head=Classify()),
     evaluate=evaluate,
+    scoring=("plot",),
     offers=("label",),
     served_as="images",
 )

@@ -43,7 +43,6 @@ from manyheads.models.capture import capture, has_cross_attention
 from manyheads.phrasebook import Pair
 from manyheads.train.checkpoint import write_tensors
 from manyheads.train.metrics import step_of
-from manyheads.train.optimizer import Train
 
 FOLDER, SENTENCES, PROBES, WEIGHTS = "probes", "sentences.json", "probes.jsonl", "weights"
 MAX_SENTENCES = 8
@@ -73,8 +72,8 @@ def crossings(pair: Pair) -> int:
 class BaseProbe:
     """Records fixed examples at some steps of a training, into the folder of the run."""
 
-    def __init__(self, folder: Path, train: Train) -> None:
-        self.folder = folder / FOLDER
+    def __init__(self, folder: Path, task: Any) -> None:
+        self.folder, train = folder / FOLDER, task.train.settled(task.per_epoch)
         self.steps, self.keeps_weights = probe_steps(train.steps, train.probes), train.probe_weights
 
     def examples(self) -> list[dict[str, Any]]:
@@ -116,8 +115,8 @@ class BaseProbe:
 class TranslationProbe(BaseProbe):
     """Translates validation sentences; those whose words change their order most come first."""
 
-    def __init__(self, translator: Translator, corpus: Corpus, folder: Path, train: Train) -> None:
-        super().__init__(folder, train)
+    def __init__(self, translator: Translator, corpus: Corpus, folder: Path, task: Any) -> None:
+        super().__init__(folder, task)
         self.translator = translator
         rows = self._choose(corpus)
         self.sources = [corpus.sources[row] for row in rows]
@@ -187,8 +186,8 @@ class TranslationProbe(BaseProbe):
 class LanguageProbe(BaseProbe):
     """Continues prompts of the validation text: the first half of windows of equal length."""
 
-    def __init__(self, generator: Generator, text: Tensor, folder: Path, train: Train) -> None:
-        super().__init__(folder, train)
+    def __init__(self, generator: Generator, text: Tensor, folder: Path, task: Any) -> None:
+        super().__init__(folder, task)
         self.generator = generator
         config = generator.model.config
         maps = config.layers * config.heads
@@ -260,9 +259,9 @@ class ImageProbe(BaseProbe):
     """
 
     def __init__(
-        self, pixels: Any, images: Tensor, labels: Sequence[str], folder: Path, train: Train
+        self, pixels: Any, images: Tensor, labels: Sequence[str], folder: Path, task: Any
     ) -> None:
-        super().__init__(folder, train)
+        super().__init__(folder, task)
         self.pixels, self.images, self.labels = pixels, images, labels
 
     def examples(self) -> list[dict[str, Any]]:
@@ -350,42 +349,34 @@ def _log_probs(model: nn.Module, logits: Tensor, rows: Sequence[list[int]]) -> l
     return [[round(value, 4) for value in values[: len(ids)]] for values, ids in pairs]
 
 
-def _settled(task: Any) -> Train | None:
-    """The training settings; None if the run has fewer steps than probes."""
-    train: Train = task.train.settled(task.per_epoch)
-    return train if train.steps >= train.probes else None
-
-
 def translation_probe(task: Any, model: Any, folder: Path) -> TranslationProbe | None:
-    """The probe of a translation task; None if there is nothing to show, or the run is short."""
-    train = _settled(task)
-    if not has_cross_attention(model) or train is None:
+    """The probe of a translation task; None if there is nothing to show."""
+    if not has_cross_attention(model):
         return None
     # Before it has learned to stop, a model would write to the limit.
     decode = replace(task.run.decode, beam=1, max_length_ratio=1.0, max_length_extra=6)
     translator = Translator(model, task.tokenizer, decode, GraphCache())
-    probe = TranslationProbe(translator, task.valid_corpus, folder, train)
+    probe = TranslationProbe(translator, task.valid_corpus, folder, task)
     return probe if probe.sources else None
 
 
 def language_probe(task: Any, model: Any, folder: Path) -> LanguageProbe | None:
     """The probe of a language model; None if its maps are too large, or not of all tokens."""
-    train = _settled(task)
-    if train is None or not model.config.attention.exact:
+    if not model.config.attention.exact:
         return None
     generator = Generator(model, task.tokenizer, replace(task.run.decode, beam=1))
-    probe = LanguageProbe(generator, torch.from_numpy(task.valid.flat), folder, train)
+    probe = LanguageProbe(generator, torch.from_numpy(task.valid.flat), folder, task)
     return probe if probe.windows else None
 
 
 def image_probe(task: Any, model: Any, folder: Path) -> ImageProbe | None:
     """The probe of an image classifier; None if the maps of one picture are too large."""
-    train, config = _settled(task), model.config
+    config = model.config
     count = min(MAX_SENTENCES, MAX_MAP_BYTES // (config.layers * config.heads * config.side**2))
-    if train is None or not config.attention.exact or not count:
+    if not config.attention.exact or not count:
         return None
     _, first = np.unique(task.valid_labels, return_index=True)
     rest = np.setdiff1d(np.arange(len(task.valid_labels)), first)
     rows = [*first.tolist(), *rest.tolist()][:count]
     labels = [config.head.labels[index] for index in task.valid_labels[rows]]
-    return ImageProbe(task.valid[rows], task.normalized(rows), labels, folder, train)
+    return ImageProbe(task.valid[rows], task.normalized(rows), labels, folder, task)

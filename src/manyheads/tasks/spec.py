@@ -175,7 +175,7 @@ class TaskSpec:
     # (loaded model, data, split) → scores; None if a trained model has no scores.
     evaluate: Callable[..., Scores] | None
     no_scores: str = ""  # the reason
-    takes_stride: bool = False
+    scoring: tuple[str, ...] = ()  # options of `manyheads evaluate` that such a run accepts
     offers: tuple[Ability, ...] = ("encode",)
     # Over HTTP; "" for a task that is not served.
     served_as: Literal["translations", "completions", "encodings", "images", ""] = "encodings"
@@ -184,6 +184,13 @@ class TaskSpec:
     # Web page: pages in addition to those of every model, and the first text shown.
     pages: Callable[[RunSettings], list[str]] = lambda run: []
     example: Callable[[RunSettings], str] = lambda run: EXAMPLE
+
+    def check_scoring(self, options: Iterable[str]) -> None:
+        """Refuse options of an evaluation that the task does not have."""
+        for name in options:
+            if name not in self.scoring:
+                option = f"--{name.replace('_', '-')}"
+                raise UserError(f"{option} does not work with task={self.task}: leave it out")
 
     def data_for(self, model: Any) -> Any:
         """Settings of data, to be filled in, for a model that came without data."""

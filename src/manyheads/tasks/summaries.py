@@ -102,4 +102,5 @@ SPEC = replace(
     served_as="",
     prepare=SummaryTask,
     evaluate=evaluate,
+    scoring=("beam", "int8"),
 )

@@ -285,15 +285,20 @@ def evaluate(
     loaded: LoadedModel,
     data: TranslationData,
     split_name: str,
-    tokenize: str = "auto",
+    *,
+    bleu_tokenize: str = "auto",
+    metric: Sequence[str] = ("bleu", "chrf"),
+    confidence: bool = False,
     against: LoadedModel | None = None,
-    **options: Any,
 ) -> Scores:
-    if tokenize == "auto":
-        tokenize = tokenizer_for(data, loaded.run.data)
-    baseline = None if against is None else against.translator()
     result = evaluate_translation(
-        *(loaded.translator(), data, split_name, tokenize), against=baseline, **options
+        loaded.translator(),
+        data,
+        split_name,
+        tokenizer_for(data, loaded.run.data) if bleu_tokenize == "auto" else bleu_tokenize,
+        metric,
+        confidence=confidence,
+        against=None if against is None else against.translator(),
     )
     references = result.corpus.references or [[target] for target in result.corpus.targets]
     return add_plugin_metrics(result.scores, "translation", result.translations, references)
@@ -334,6 +339,7 @@ SPEC = TaskSpec(
     prepare=TranslationTask,
     probe=translation_probe,
     evaluate=evaluate,
+    scoring=("beam", "int8", "bleu_tokenize", "metric", "confidence", "against"),
     offers=("translate", "encode"),
     served_as="translations",
     example=lambda run: VERB_FINAL if isinstance(run.data, PhrasebookData) else EXAMPLE,

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from manyheads.errors import DataError
 from manyheads.fileio import check_sum, replace_file
-from manyheads.train.ema import Ema
+from manyheads.train.optimizer import Ema
 from manyheads.train.step import World
 
 WEIGHTS = "model.safetensors"

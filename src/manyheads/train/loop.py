@@ -22,10 +22,8 @@ from torch import nn
 from manyheads.errors import DataError, UserError
 from manyheads.optimize import can_capture, checkpoint_blocks, compile_blocks, optimize
 from manyheads.train.checkpoint import Checkpointer, Progress
-from manyheads.train.ema import Ema
-from manyheads.train.loggers import Callback, check_installed
-from manyheads.train.metrics import Bar, LogWindow, Metrics
-from manyheads.train.optimizer import Train, build_optimizer, learning_rate
+from manyheads.train.metrics import Bar, Callback, LogWindow, Metrics, check_installed
+from manyheads.train.optimizer import Ema, Train, build_optimizer, learning_rate
 from manyheads.train.step import (
     ONE_PROCESS,
     ForwardBackward,

@@ -1,20 +1,30 @@
-"""Metrics of training: means over steps, metrics.jsonl, loggers, and progress on stderr."""
+"""Metrics of training: means over steps, metrics.jsonl, loggers, and progress on stderr.
+
+A logger (TensorBoard, Weights & Biases or trackio, `train.log_to`) is called with the step, the
+split and the scores of each line of metrics.jsonl, as a callback in Python is. Offline modes are
+those of the library, e.g. WANDB_MODE=offline.
+"""
 
 import json
+import os
 import sys
 import time
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from manyheads.errors import DataError
+from manyheads.errors import DataError, UserError
 from manyheads.fileio import replace_file
-from manyheads.train.loggers import Callback, Logger, open_logger
 from manyheads.train.step import StepStats
 
 SECONDS_BETWEEN_LINES = 10.0
+PROJECT = "manyheads"  # unless WANDB_PROJECT or TRACKIO_PROJECT names another
+Callback = Callable[[int, str, dict[str, float]], None]
 
 
 class LogWindow(StepStats):
@@ -53,6 +63,56 @@ class LogWindow(StepStats):
         scores = self.scores()
         dropped = f"  dropped {scores['dropped']:.1%}" if self.routed else ""
         return f"loss {scores['loss']:.3f}{dropped}  {scores['tokens_per_second']:,.0f} tokens/s"
+
+
+@runtime_checkable
+class Logger(Protocol):
+    def __call__(self, step: int, split: str, scores: dict[str, float]) -> None: ...
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files in the run folder; those after `step`, from which a run resumes, are hidden."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        self.writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+
+    def __call__(self, step: int, split: str, scores: dict[str, float]) -> None:
+        for name, value in scores.items():
+            self.writer.add_scalar(f"{split}/{name}", value, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class Tracker:
+    """wandb or trackio, which have the same three functions; the run is named as its folder."""
+
+    def __init__(self, library: str, folder: Path, settings: dict[str, Any]) -> None:
+        self.module: Any = import_module(library)
+        project = os.environ.get(f"{library.upper()}_PROJECT", PROJECT)
+        self.module.init(project=project, name=folder.name, config=settings, resume="allow")
+
+    def __call__(self, step: int, split: str, scores: dict[str, float]) -> None:
+        self.module.log({f"{split}/{name}": value for name, value in scores.items()}, step=step)
+
+    def close(self) -> None:
+        self.module.finish()
+
+
+def check_installed(log_to: str | None) -> None:
+    """Refuse a missing library before anything is trained."""
+    if log_to is not None and find_spec(log_to) is None:
+        raise UserError(f"train.log_to={log_to} needs {log_to}: pip install {log_to}")
+
+
+def open_logger(log_to: str, folder: Path, step: int, settings: dict[str, Any]) -> Logger:
+    """Imported late: it takes seconds."""
+    if log_to == "tensorboard":
+        return TensorBoard(folder, step)
+    return Tracker(log_to, folder, settings)
 
 
 class Metrics:
