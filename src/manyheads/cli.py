@@ -13,12 +13,11 @@ import typer
 
 from manyheads.commands import options
 from manyheads.commands.catalogue import recipes, settings, version_text
-from manyheads.commands.compose import compose
 from manyheads.commands.encode import classify, embed, fill_mask
 from manyheads.commands.evaluate import evaluate
 from manyheads.commands.exchange import export, import_folder
 from manyheads.commands.figure import figure
-from manyheads.commands.generate import generate
+from manyheads.commands.generate import compose, generate
 from manyheads.commands.help import Command, Group
 from manyheads.commands.inspect import capture, info, tokenize
 from manyheads.commands.lab import claims, cost, plan, quiz, scale, tables

@@ -1,30 +1,29 @@
-"""The command that continues texts: generate."""
+"""Commands that continue texts and music: generate, compose."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from manyheads.commands import options
-from manyheads.commands.options import argument, option
-from manyheads.commands.shared import (
-    dtype_of,
-    input_lines,
-    open_model,
-    say,
-    write,
-)
+from manyheads.commands.options import argument, option, out_option
+from manyheads.commands.shared import check_image, dtype_of, input_lines, open_model, say, write
 from manyheads.errors import UserError, check_at_least
 
 if TYPE_CHECKING:
+    from manyheads.data.events import Statistics
+    from manyheads.data.midi import Performance
+    from manyheads.data.music import MusicData
     from manyheads.decode.generate import BaseGenerator
     from manyheads.decode.sample import Sample
     from manyheads.loading import LoadedRun
 
 TEMPERATURE = 0.8
 NEW_TOKENS = 200
+DATA_PATHS = ("data.folder", "data.file")
+PITCH_CLASSES = ("C", "C#", "D", "D#", "E", "F", "F#", "G", "G#", "A", "A#", "B")
 
 _MAX_NEW = f"Most tokens to add [default: {NEW_TOKENS}; music: the context]"
 _MIN_NEW = "Fewest tokens before an end [default: 0; music: 64]"
@@ -74,44 +73,44 @@ def generate(
     printed during sampling; --temperature 0 takes the likeliest ones, as generate()
     does in Python by default. For music see manyheads compose.
     """
-    from manyheads.commands.compose import Music, compose_run
     from manyheads.data.music import MusicData
-    from manyheads.decode.sample import Sample
 
-    sample = Sample(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
-    lengths = (min_new_tokens, max_new_tokens)
-    check_options(lengths, sample, beam)
+    sample = _sampling(temperature, top_k, top_p, min_p, seed, beam)
+    lengths = _check_lengths(min_new_tokens, max_new_tokens)
     if stop and "" in stop:
         raise UserError("--stop is empty: name the text to end before, or leave it out")
-    dtype = dtype_of(dtype, half=half, int8=int8)
     reason = "beam search for language models here" if beam else ""
     reason = reason or ("sampling with a seed" if temperature > 0 else "")
+    dtype = dtype_of(dtype, half=half, int8=int8)
     loaded = open_model(run, device, threads, say, engine=engine, dtype=dtype, only_torch=reason)
-    if isinstance(loaded.run.data, MusicData):
+    if isinstance(loaded.run.data, MusicData):  # release 0.1 had no `compose`
         if prompt is not None or stop:
             raise UserError("--prompt and --stop work with text; this run is music: use --prime")
-        music = Music(out=out, prime=prime, plot=plot)
-        compose_run(loaded, words or [], music, lengths, sample, beam)
+        _compose(loaded, words or [], (out, prime, plot), lengths, sample, beam)
         return
     if out or prime or plot:
         raise UserError("--out, --prime and --plot work only with music runs: leave them out")
     file = _prompt_file(words or [], loaded)
-    generator, sampling = make_generator(
-        loaded, decoding_options(beam, min_new_tokens), sample, beam
-    )
+    generator, sampling = _generator(loaded, {}, min_new_tokens, sample, beam)
     limit = max_new_tokens or max(NEW_TOKENS, min_new_tokens or 0)
     _continue_texts(generator, prompt, file, limit, sampling, stop or [])
 
 
-def check_options(
-    lengths: tuple[int | None, int | None], sample: "Sample", beam: int | None
-) -> None:
-    """Refuse lengths that cannot be met, and sampling next to beam search."""
-    fewest, most = lengths
+def _sampling(
+    temperature: float, top_k: int, top_p: float, min_p: float, seed: int, beam: int | None
+) -> "Sample":
+    from manyheads.decode.sample import Sample
+
+    sample = Sample(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    if beam is not None and sample != Sample(temperature=TEMPERATURE):
+        raise UserError("options of sampling do not work with beam search: leave out --beam")
+    return sample
+
+
+def _check_lengths(fewest: int | None, most: int | None) -> tuple[int | None, int | None]:
     check_at_least("--min-new-tokens", fewest, 0)
     check_at_least("--max-new-tokens", most, max(1, fewest or 1))
-    if beam is not None and sample != type(sample)(temperature=TEMPERATURE):
-        raise UserError("options of sampling do not work with beam search: leave out --beam")
+    return fewest, most
 
 
 def _prompt_file(words: list[str], loaded: "LoadedRun") -> Path | None:
@@ -125,22 +124,18 @@ def _prompt_file(words: list[str], loaded: "LoadedRun") -> Path | None:
     return Path(words[0]) if words else None
 
 
-def decoding_options(beam: int | None, fewest: int | None) -> dict[str, Any]:
-    """Settings of `decode` that the options change."""
-    options: dict[str, Any] = {} if beam is None else {"beam": beam}
-    if fewest is not None:
-        # An end that is forced at the limit would leave one token fewer.
-        options |= {"min_length": fewest, "at_limit": "truncate"}
-    return options
-
-
-def make_generator(
+def _generator(
     loaded: "LoadedRun",
     options: dict[str, Any],
+    fewest: int | None,
     sample: "Sample",
     beam: int | None,
 ) -> "tuple[BaseGenerator, Sample | None]":
-    """A generator, and how it samples; None if it searches."""
+    """A generator with some settings of `decode`, and how it samples; None if it searches."""
+    options = options | ({} if beam is None else {"beam": beam})
+    if fewest is not None:
+        # An end that is forced at the limit would leave one token fewer.
+        options |= {"min_length": fewest, "at_limit": "truncate"}
     generator = loaded.generator(cache(say), **options)  # each warning once
     if not generator.supports_seed and sample == type(sample)(temperature=TEMPERATURE):
         sample = replace(sample, temperature=0.0)
@@ -179,3 +174,147 @@ def _continue_texts(
     with input_lines(file) as lines:
         for number, text in enumerate(decode_lines(lines)):
             continue_text(number, text)
+
+
+def compose(
+    run: options.RunFolder,
+    settings: Annotated[
+        list[str] | None, argument("KEY=VALUE", "data.folder or data.file, if the data moved")
+    ] = None,
+    out: Annotated[Path | None, out_option("MIDI file to write")] = None,
+    plot: Annotated[
+        Path | None, options.plot_option("Plot a piano roll (.png, .svg, .pdf)")
+    ] = None,
+    prime: Annotated[Path | None, option("MIDI file to continue", metavar="FILE")] = None,
+    max_new_tokens: MaxNewTokens = None,
+    min_new_tokens: MinNewTokens = None,
+    temperature: options.Temperature = TEMPERATURE,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    seed: options.SampleSeed = 1,
+    beam: SearchBeam = None,
+    dtype: options.Dtype = "float32",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+) -> None:
+    """Compose music as a MIDI file.
+
+    Examples
+      $ manyheads compose runs/piano --out music.mid --prime beginning.mid
+      $ manyheads compose runs/chorales -o chorale.mid --plot chorale.png --seed 3
+
+    Statistics of the new notes are printed next to those of the validation data.
+    """
+    sample = _sampling(temperature, top_k, top_p, min_p, seed, beam)
+    lengths = _check_lengths(min_new_tokens, max_new_tokens)
+    loaded = open_model(run, device, threads, say, dtype=dtype)
+    _compose(loaded, settings or [], (out, prime, plot), lengths, sample, beam)
+
+
+def _compose(
+    loaded: "LoadedRun",
+    settings: list[str],
+    files: tuple[Path | None, Path | None, Path | None],
+    lengths: tuple[int | None, int | None],
+    sample: "Sample",
+    beam: int | None,
+) -> None:
+    """Continue the prime, or start from nothing; print statistics next to those of the data."""
+    from manyheads.config import override_all
+    from manyheads.data.events import Statistics
+    from manyheads.data.files import read_bytes
+    from manyheads.data.midi import write_midi
+    from manyheads.data.music import MusicData
+    from manyheads.decode.compose import compose
+
+    for setting in settings:
+        if setting.partition("=")[0] not in DATA_PATHS:
+            raise UserError(f"'{setting}' cannot be set here: only {' and '.join(DATA_PATHS)} can")
+    data = override_all(loaded.run, settings).data
+    if not isinstance(data, MusicData):
+        raise loaded.unsupported("composes music", "a language model of music")
+    (out, prime, plot), (fewest, most) = files, lengths
+    out = _check_files(loaded.folder, out, prime, plot)
+    encoding = data.encoding
+    # A weak model would often end at once.
+    least = min(encoding.least, most or loaded.run.model.max_length // 2)
+    options = {"min_length": least, "at_limit": "truncate"}
+    generator, sampling = _generator(loaded, options, fewest, sample, beam)
+    primed = encoding.words(read_bytes(prime), str(prime)) if prime is not None else []
+    words = compose(generator, encoding, primed, limit=most, sample=sampling)
+    parts, primed_parts = encoding.parts([*primed, *words]), encoding.parts(primed)
+    prime_end = max((note.end for part in primed_parts for note in part), default=0)
+    new = [[note for note in part if note.start >= prime_end] for part in parts]
+    if not any(new):
+        raise UserError(
+            f"no note among the {len(words)} generated tokens: try another --seed, a greater "
+            "--min-new-tokens, or train longer"
+        )
+    write_midi(parts, out, encoding.step)
+    seconds = max(note.end for part in parts for note in part) * encoding.step / 1000
+    notes = sum(map(len, parts))
+    say(f"{out}: {notes:,} notes, {seconds:.1f} seconds, {len(words):,} new tokens")
+    if plot is not None:
+        _plot(parts, encoding.step, prime_end, out.name, plot)
+    _print_statistics(Statistics.of([new], encoding.step), _data_statistics(data))
+
+
+def _check_files(folder: Path, out: Path | None, prime: Path | None, plot: Path | None) -> Path:
+    """Refuse files that cannot be written before anything is composed."""
+    from manyheads.data.midi import SUFFIXES
+
+    if out is None:
+        raise UserError(f"{folder} composes music: name the file, --out music.mid")
+    if prime is not None and out.resolve() == prime.resolve():
+        raise UserError(f"--out {out} is the prime itself: choose another name")
+    if out.suffix.lower() not in SUFFIXES:
+        raise UserError(f"--out {out} must end in one of {', '.join(SUFFIXES)}")
+    check_image("--plot", plot)
+    for name, path in (("--out", out), ("--plot", plot)):
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            raise UserError(f"{name} {path} must be a file in a folder that exists")
+    return out
+
+
+def _data_statistics(data: "MusicData") -> "Statistics | None":
+    from manyheads.data.events import Statistics
+
+    try:
+        pieces = data.read("valid").pieces_of_words
+    except UserError as error:  # the music is written all the same
+        say(f"no statistics of the data: {error}")
+        return None
+    return Statistics.of([data.encoding.parts(words) for words in pieces], data.encoding.step)
+
+
+def _print_statistics(music: "Statistics", data: "Statistics | None") -> None:
+    by_name = partial(zip, PITCH_CLASSES, strict=True)
+    columns = [
+        {
+            "": title,
+            "notes per second": f"{column.notes_per_second:.2f}",
+            "velocity mean": f"{column.velocity_mean:.1f}",
+            "velocity spread": f"{column.velocity_spread:.1f}",
+        }
+        | {f"share of {n}": f"{x:.3f}" for n, x in by_name(column.pitch_classes)}
+        for title, column in (("music", music), ("valid", data))
+        if column is not None
+    ]
+    for name in columns[0]:
+        write(f"{name:>16}" + "".join(f"{column[name]:>9}" for column in columns) + "\n")
+
+
+def _plot(parts: "list[Performance]", step: int, prime_end: int, title: str, path: Path) -> None:
+    from manyheads.data.events import VOICES
+    from manyheads.data.midi import VELOCITIES
+    from manyheads.view.figures import piano_roll
+
+    second = 1000 / step
+    notes = [
+        [(n.start / second, n.end / second, n.pitch, n.velocity / VELOCITIES) for n in part]
+        for part in parts
+    ]
+    names = VOICES if len(parts) == len(VOICES) else [""]
+    piano_roll(dict(zip(names, notes, strict=True)), title, path, begun=prime_end / second)
+    say(f"plot: {path}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from einops import einsum
@@ -19,19 +19,7 @@ from manyheads.models.decoder_only_seq2seq import Baseline
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.block import Architecture, Stack
-from manyheads.nn.positions import (
-    Alibi,
-    Buckets,
-    Learned,
-    NoPosition,
-    Position,
-    PositionConfig,
-    PositionSizes,
-    Relative,
-    Rotary,
-    Shaw,
-    Sinusoidal,
-)
+from manyheads.nn.positions import Position, PositionConfig, PositionSizes
 from manyheads.phrasebook import Pair
 
 
@@ -131,10 +119,7 @@ def word_alignment(loaded: TorchRun, pair: Pair) -> dict[str, TextMaps]:
 # weights if the run has that scheme, else untrained.
 
 Matrix = Float[Tensor, "t s"]
-SCHEMES: tuple[PositionConfig, ...] = (
-    *(NoPosition(), Sinusoidal(), Learned(), Rotary()),
-    *(Shaw(), Buckets(), Alibi(), Relative()),
-)
+SCHEMES = [scheme() for scheme in get_args(PositionConfig)]
 
 
 @torch.no_grad()
