@@ -26,12 +26,12 @@ import torch
 
 from manyheads.config import override_all
 from manyheads.evaluate.scores import translation_scores
+from manyheads.lab.figures.plots import curves
 from manyheads.loading import load_torch_run
 from manyheads.recipes import read_recipe
 from manyheads.run import make_trainer
 from manyheads.summary import summarize
 from manyheads.tasks.translation import evaluate_translation
-from manyheads.view.figures import curves
 
 BUCKETS = 5
 

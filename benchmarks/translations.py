@@ -48,12 +48,12 @@ from manyheads.data.files import read_lines
 from manyheads.decode.translate import BaseTranslator
 from manyheads.errors import UserError
 from manyheads.fileio import replace_file
+from manyheads.lab.figures.plots import curves
 from manyheads.loading import ensemble, load_torch_run
 from manyheads.recipes import read_recipe
 from manyheads.run import make_trainer
 from manyheads.tasks.translation import evaluate_translation
 from manyheads.train.loop import Trainer
-from manyheads.view.figures import curves
 from table_runs import Row, fitted, sizes
 from tables import each, rows_of
 

@@ -12,11 +12,11 @@ import torch
 
 from manyheads.config import dump
 from manyheads.errors import UserError
+from manyheads.lab.figures.plots import metric_curves
 from manyheads.loading import load_torch_run
 from manyheads.recipes import read_recipe
 from manyheads.run import make_trainer
 from manyheads.train import checkpoint
-from manyheads.view.figures import metric_curves
 from manyheads.web.runs import all_records, summary
 
 TEXT = "red dog, blue tree"

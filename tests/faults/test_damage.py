@@ -15,10 +15,10 @@ from tests.faults.damage import FILES, as_it_was, damages, judged
 from tests.faults.small_run import SHORT, again, call, mistake, train, used
 
 from manyheads.fileio import replace_file
+from manyheads.lab.figures.plots import metric_curves
 from manyheads.recipes import read_recipe
 from manyheads.run import read_run
 from manyheads.train import checkpoint
-from manyheads.view.figures import metric_curves
 from manyheads.web.runs import read_metrics
 
 

@@ -36,12 +36,12 @@ from manyheads.data.language import TextData
 from manyheads.data.midi import write_midi
 from manyheads.data.translation import FilesData
 from manyheads.errors import DataError, UserError
+from manyheads.lab.figures.plots import metric_curves
 from manyheads.loading import load, load_torch_run
 from manyheads.recipes import read_recipe
 from manyheads.run import read_run
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Words
-from manyheads.view.figures import metric_curves
 from manyheads.web.runs import all_records
 
 TIMEOUT = 20.0  # seconds

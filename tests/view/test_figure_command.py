@@ -16,6 +16,9 @@ from manyheads.commands.figure import KINDS, figure
 from manyheads.data.translation import EncodedPairs
 from manyheads.errors import UserError
 from manyheads.evaluate.alignment import word_maps
+from manyheads.lab.figures import plots, runs
+from manyheads.lab.figures.plots import metric_curves
+from manyheads.lab.figures.runs import position_matrix, schemes
 from manyheads.lab.landscape import direction, held_out_loss, landscape, without_residuals
 from manyheads.loading import load_torch_run
 from manyheads.models.bert import BertConfig
@@ -24,9 +27,7 @@ from manyheads.nn.layers import Norm, Residual
 from manyheads.nn.positions import PositionSizes
 from manyheads.phrasebook import sentences
 from manyheads.tasks.translation import corpus_nll
-from manyheads.view import figures
-from manyheads.view.figures import metric_curves
-from manyheads.view.maps import attention_maps, position_matrix, schemes
+from manyheads.view.maps import attention_maps
 
 pytest.importorskip("matplotlib")
 
@@ -45,7 +46,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, ...]]:
         def keep(*arguments: Any, name: str = name, **more: Any) -> None:
             calls[name] = (*arguments, more)
 
-        monkeypatch.setattr(figures, name, keep)
+        monkeypatch.setattr(runs if name == "heat_map" else plots, name, keep)
     return calls
 
 

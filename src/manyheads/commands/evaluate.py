@@ -95,7 +95,7 @@ def evaluate(
     if tokenize not in TOKENIZERS:
         raise UserError(f"--bleu-tokenize {tokenize} must be one of {', '.join(TOKENIZERS)}")
     check_image("--plot", plot)
-    how = {"engine": engine, "dtype": dtype}
+    how: dict[str, Any] = {"engine": engine, "dtype": dtype}
     loaded = open_model(run, device, threads, say, others=others or (), **how)
     trained = loaded.run
     requested = {

@@ -1,16 +1,12 @@
 """The command that draws what is inside a run: figure."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from manyheads.commands import options
 from manyheads.commands.options import argument, option, out_option
 from manyheads.commands.shared import check_image, choose, say, write
-from manyheads.errors import UserError, check_above_zero, check_at_least
-
-if TYPE_CHECKING:
-    from manyheads.loading import TorchRun
-    from manyheads.phrasebook import Pair
+from manyheads.errors import UserError
 
 KINDS = ("head", "heads", "alignment", "positions", "curves", "landscape")
 SENTENCE = "The small dog sees the tree."
@@ -72,6 +68,7 @@ def figure(
       $ manyheads figure runs/demo head-roles
     """
     from manyheads.config import nearest
+    from manyheads.lab.figures import runs
     from manyheads.loading import TorchRun, load_run
 
     if kind not in KINDS:
@@ -86,18 +83,18 @@ def figure(
     if others and kind != "curves":
         raise UserError(f"a figure of {kind} has one run: leave out {others[0]}")
     if kind == "curves":
-        _curves([run, *(others or [])], metric, split, path)
+        runs.draw_curves([run, *(others or [])], metric, split, path, say)
     else:
         choose(device, threads)
         loaded = load_run(run, device)
         if not isinstance(loaded, TorchRun):
             raise UserError(f"{run} was exported: plot the run that it came from")
         if kind == "positions":
-            _positions(loaded, length, path)
+            runs.draw_positions(loaded, length, path)
         elif kind == "landscape":
-            _landscape(loaded, size, reach, seed, path)
+            runs.draw_landscape(loaded, size, reach, seed, path)
         else:
-            _attention(loaded, kind, text, target, which, layer, head, path)
+            runs.draw_attention(loaded, kind, text, target, which, layer, head, path)
     say(f"plot: {path}")
 
 
@@ -123,95 +120,3 @@ def _of_the_lectures(words: list[str], out: Path | None, device: str, threads: i
     write("".join(f"{line}\n" for line in lines))
     say(f"plot: {', '.join(map(str, written))}")
     return True
-
-
-def _attention(
-    loaded: "TorchRun",
-    kind: str,
-    text: str,
-    target: str | None,
-    which: str | None,
-    layer: int | None,
-    head: int | None,
-    path: Path,
-) -> None:
-    """Maps of heads; of an alignment between words, with gold links, if the sentence is known."""
-    from manyheads.config import nearest
-    from manyheads.models.seq2seq import Seq2Seq
-    from manyheads.view.figures import head_grid, heat_map
-    from manyheads.view.maps import attention_maps, word_alignment
-
-    if kind == "alignment" and not isinstance(loaded.model, Seq2Seq):
-        raise loaded.unsupported("aligns words", "an encoder–decoder with cross-attention")
-    pair = _known_pair(loaded, text) if kind == "alignment" and target is None else None
-    all_maps = (
-        attention_maps(loaded, text, target) if pair is None else word_alignment(loaded, pair)
-    )
-    name = "decoder.cross" if kind == "alignment" else which or list(all_maps)[-1]
-    if name not in all_maps:
-        raise UserError(f"--map {name}: {nearest(name, list(all_maps))}")
-    maps = all_maps[name]
-    if kind == "heads":
-        if layer is not None or head is not None:
-            raise UserError("`heads` plots all heads: leave out --layer and --head, or use `head`")
-        head_grid(maps.weights, f"{name}: {text}", path)
-        return
-    at = len(maps.weights) if layer is None else layer
-    title = f"{name}, layer {at}, " + ("mean over its heads" if head is None else f"head {head}")
-    title += "" if pair is None else " (frames: gold alignment)"
-    marks = [] if pair is None else [(j, i) for i, j in pair.alignment]
-    heat_map(maps.head(at, head), maps.rows, maps.columns, title, path, marks=marks)
-
-
-def _known_pair(loaded: "TorchRun", text: str) -> "Pair | None":
-    from manyheads.data.translation import PhrasebookData
-
-    if not isinstance(loaded.run.data, PhrasebookData):
-        return None
-    splits = (loaded.run.data.read(split).aligned or [] for split in ("test", "valid"))
-    return next((pair for pairs in splits for pair in pairs if pair.source == text), None)
-
-
-def _positions(loaded: "TorchRun", length: int, path: Path) -> None:
-    from manyheads.nn.block import Architecture
-    from manyheads.view.figures import matrices
-    from manyheads.view.maps import schemes
-
-    check_at_least("--length", length, 2)
-    config = loaded.run.model
-    if not isinstance(config, Architecture):
-        raise loaded.unsupported("has positions to plot", "a Transformer of text")
-    title = "what a position scheme adds for a query at i and a key at j"
-    matrices(schemes(loaded.model, config, length), title, path)
-
-
-def _curves(runs: list[Path], metric: str, split: str, path: Path) -> None:
-    from manyheads.config import nearest
-    from manyheads.view.figures import curves, metric_curves
-
-    lines = {}
-    for run in runs:
-        metrics = metric_curves(run, say)
-        names = sorted({name for of, name in metrics if of == split})
-        if (split, metric) not in metrics:
-            raise UserError(f"{run} has no metric {metric} of {split}: {nearest(metric, names)}")
-        lines[str(run)] = metrics[split, metric]
-    curves(lines, f"{metric} ({split})", metric, path)
-
-
-def _landscape(loaded: "TorchRun", size: int, reach: float, seed: int, path: Path) -> None:
-    from manyheads.lab.landscape import landscape
-    from manyheads.train.metrics import Bar
-    from manyheads.view.figures import surfaces
-
-    check_above_zero("--reach", reach)
-    with Bar("landscape", 2 * size * size) as bar:
-        losses = landscape(
-            loaded,
-            size=size,
-            reach=reach,
-            seed=seed,
-            advance=lambda done: bar.update(done, "points"),
-        )
-    title = f"loss of {loaded.folder} on a validation batch, two filter-normalised directions"
-    surfaces(losses, reach, title, path)

@@ -12,9 +12,9 @@ from rich.table import Table
 
 from manyheads.errors import UserError
 from manyheads.evaluate.scores import METRICS
+from manyheads.lab.figures.plots import curves
 from manyheads.loading import load_torch_run
 from manyheads.run import Run
-from manyheads.view.figures import curves
 
 SHOWN = (
     "loss",

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from manyheads.config import parse
 from manyheads.errors import UserError, check_at_least
 from manyheads.lab.device_memory import free_memory, peak_memory
+from manyheads.lab.figures.plots import growth
 from manyheads.nn.attend import AttentionFunctionConfig
 from manyheads.nn.attention import (
     AttentionFunction,
@@ -43,7 +44,6 @@ from manyheads.nn.positions import Position
 from manyheads.nn.scores import ScaledDot
 from manyheads.summary import human_bytes
 from manyheads.train.metrics import Bar
-from manyheads.view.figures import growth
 
 OUT_OF_MEMORY = "out of memory"
 LONGEST_STEP = 4  # largest ratio of successive lengths; memory is extrapolated from shorter ones

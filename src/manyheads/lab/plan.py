@@ -21,12 +21,12 @@ from typing import Any, Literal
 
 from manyheads.config import nearest, override_all
 from manyheads.errors import UserError, check_at_least
+from manyheads.lab.figures.plots import growth
 from manyheads.lab.training_cost import DEVICES, HOUR
 from manyheads.models.gpt import GptConfig
 from manyheads.presets import ModelConfig, preset, presets
 from manyheads.recipes import read_recipe, recipes
 from manyheads.summary import BACKWARD, ModelSummary, human, human_bytes, summarize
-from manyheads.view.figures import growth
 
 OVERLAP = 0.9  # communication is hidden behind this part of the compute time
 LINK = 0.8  # large collectives reach this part of a bandwidth

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
-from einops import einsum
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyheads.decode.translate import Translator
 from manyheads.errors import UserError
@@ -18,8 +17,6 @@ from manyheads.models.capture import attentions, capture
 from manyheads.models.decoder_only_seq2seq import Baseline
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.nn.block import Architecture, Stack
-from manyheads.nn.positions import Position, PositionConfig, PositionSizes
 from manyheads.phrasebook import Pair
 
 
@@ -110,51 +107,3 @@ def word_alignment(loaded: TorchRun, pair: Pair) -> dict[str, TextMaps]:
     rows = [pair.target[a:b] for a, b in pair.target_words]
     columns = [pair.source[a:b] for a, b in pair.source_words]
     return {"decoder.cross": TextMaps(torch.as_tensor(weights), rows, columns)}
-
-
-# ---------------------------------------------------------------------------------------------
-# Position schemes as matrices [query i, key j]. Embeddings that are added meet in the dot product,
-# PE_i · PE_j / d. Rotary ones rotate equal queries and keys, ⟨R_i 1, R_j 1⟩ / c. Relative ones add
-# a bias: that of the first head, for a query of ones. A learned scheme is shown with the run's
-# weights if the run has that scheme, else untrained.
-
-Matrix = Float[Tensor, "t s"]
-SCHEMES = [scheme() for scheme in get_args(PositionConfig)]
-
-
-@torch.no_grad()
-def schemes(model: nn.Module, config: Architecture, length: int) -> dict[str, Matrix]:
-    """A matrix for every scheme in the sizes of this model; its own has its weights."""
-    stacks = [module for module in model.modules() if isinstance(module, Stack)]
-    head_dim = config.head_dim or config.dim // config.heads
-    sizes = PositionSizes(
-        dim=config.dim, heads=config.heads, head_dim=head_dim, max_length=length, causal=False
-    )
-    result = {}
-    for scheme in SCHEMES:
-        if scheme.kind == "rotary" and head_dim % 2:
-            continue  # it rotates pairs of channels
-        is_own = scheme.kind == config.position.kind and bool(stacks)
-        position = stacks[-1].position if is_own else scheme.build(sizes)
-        is_learned = any(True for _ in position.parameters())
-        note = " (of the run)" if is_own else " (untrained)" if is_learned else ""
-        result[scheme.kind + note] = position_matrix(position, sizes, length).cpu()
-    return result
-
-
-def position_matrix(position: Position, sizes: PositionSizes, length: int) -> Matrix:
-    """The effect of whichever hook the scheme overrides: embed, score or rotate."""
-    device = next((p.device for p in position.parameters()), torch.device("cpu"))
-    if type(position) is Position:
-        return torch.zeros(length, length)
-    length = length if position.max_length is None else min(length, position.max_length)
-    positions = torch.arange(length, device=device)[None]
-    embedding = position.embed(torch.zeros(1, length, sizes.dim, device=device), positions)[0]
-    if bool(embedding.any()):
-        return einsum(embedding, embedding, "t d, s d -> t s") / sizes.dim
-    ones = torch.ones(1, sizes.heads, length, sizes.head_dim, device=device)
-    bias = position.score(ones, positions, positions)
-    if bias is not None:
-        return bias[0, 0]
-    rotated = position.rotate(ones, positions)[0, 0]
-    return einsum(rotated, rotated, "t c, s c -> t s") / sizes.head_dim

@@ -21,8 +21,8 @@ from manyheads.errors import DataError, UserError
 from manyheads.fileio import check_sum, write_text
 from manyheads.lab.claims import lectures
 from manyheads.lab.claims.claim import WORDS, Claim, Measured, Setting
+from manyheads.lab.figures.plots import curves
 from manyheads.train.metrics import Bar
-from manyheads.view.figures import curves
 
 PACKAGE = "manyheads.lab.claims."
 PICTURES = "claims"  # the folder of plots, next to the pages

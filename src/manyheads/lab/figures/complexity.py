@@ -11,9 +11,10 @@ from torch import nn
 
 from manyheads.config import Count
 from manyheads.lab.claims.clock import side_by_side
-from manyheads.lab.figures.drawing import COLOURS, Drawing, canvas, plain_ticks
+from manyheads.lab.figures.drawing import COLOURS, Drawing, plain_ticks
 from manyheads.nn.attend import attend
 from manyheads.nn.local import Longformer
+from manyheads.view.figures import canvas
 
 Layer = Literal["attention", "lstm", "convolution", "restricted"]
 NAMES: dict[Layer, str] = {

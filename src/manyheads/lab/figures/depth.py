@@ -10,8 +10,9 @@ import torch
 from manyheads.config import Count, Positive
 from manyheads.lab.claims.phrases import Phrases, ended, phrases, writer
 from manyheads.lab.claims.trial import learn, stretches
-from manyheads.lab.figures.drawing import COLOURS, Drawing, canvas
+from manyheads.lab.figures.drawing import COLOURS, Drawing
 from manyheads.nn.layers import Norm
+from manyheads.view.figures import canvas
 
 Placement = Literal["pre", "post"]
 PLACEMENTS: tuple[Placement, ...] = ("pre", "post")

@@ -2,17 +2,14 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from manyheads.errors import import_optional
 from manyheads.fileio import write_text
 
 Cell = str | int | float
-HIGHLIGHT = "#ff5c39"
 COLOURS = ("#2b6cb0", "#d9480f", "#2f9e44", "#8d5fd3", "#4a4a4a", "#c2255c")
 
 
@@ -39,25 +36,6 @@ class Drawing:
 
 def _shown(cell: Cell) -> str:
     return f"{cell:.6g}" if isinstance(cell, float) else str(cell)
-
-
-@contextmanager
-def canvas(
-    size: tuple[float, float], path: Path, rows: int = 1, columns: int = 1, **more: Any
-) -> Iterator[tuple[Any, list[Any]]]:
-    """A matplotlib figure and its axes, row by row; saved at the end."""
-    import_optional("matplotlib", "figures").use("Agg")
-    pyplot = import_optional("matplotlib.pyplot", "figures")
-    with pyplot.rc_context({"text.parse_math": False, "svg.hashsalt": "manyheads"}):
-        figure, axes = pyplot.subplots(
-            rows, columns, figsize=size, layout="constrained", squeeze=False, **more
-        )
-        try:
-            yield figure, axes.ravel().tolist()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=140)
-        finally:
-            pyplot.close(figure)
 
 
 def plain_ticks(axis: Any) -> None:

@@ -11,8 +11,9 @@ from torch import Tensor
 from manyheads.config import Count, Probability
 from manyheads.errors import UserError
 from manyheads.lab.claims.clock import side_by_side
-from manyheads.lab.figures.drawing import COLOURS, HIGHLIGHT, Drawing, canvas, plain_ticks
+from manyheads.lab.figures.drawing import COLOURS, Drawing, plain_ticks
 from manyheads.nn.attend import attend
+from manyheads.view.figures import HIGHLIGHT, canvas
 
 # --- the tiles ---
 

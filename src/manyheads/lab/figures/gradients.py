@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.config import Count
-from manyheads.lab.figures.drawing import COLOURS, Drawing, canvas, plain_ticks
+from manyheads.lab.figures.drawing import COLOURS, Drawing, plain_ticks
 from manyheads.models.gpt import GptConfig
 from manyheads.nn.masks import causal, make_mask
+from manyheads.view.figures import canvas
 
 Encoder = Callable[[Tensor], Tensor]
 

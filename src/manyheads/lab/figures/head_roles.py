@@ -16,7 +16,7 @@ from torch import Tensor
 from manyheads.config import Count
 from manyheads.errors import UserError
 from manyheads.evaluate.alignment import words_of_tokens
-from manyheads.lab.figures.drawing import HIGHLIGHT, Drawing, canvas
+from manyheads.lab.figures.drawing import Drawing
 from manyheads.loading import load_torch_run
 from manyheads.models.bert import Bert
 from manyheads.models.capture import capture
@@ -26,6 +26,7 @@ from manyheads.phrasebook import english
 from manyheads.phrasebook.grammar import Grammar
 from manyheads.phrasebook.layout import Spans, write
 from manyheads.phrasebook.tree import Both, Clause, Phrase, Sentence
+from manyheads.view.figures import HIGHLIGHT, canvas
 
 Pairs = set[tuple[int, int]]
 RELATIONS = {

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 from manyheads.config import Positive
 from manyheads.errors import UserError
-from manyheads.lab.figures.drawing import COLOURS, HIGHLIGHT, Cell, Drawing, canvas, plain_ticks
+from manyheads.lab.figures.drawing import COLOURS, Cell, Drawing, plain_ticks
 from manyheads.lab.scaling.law import Band, Frontier, Price
 from manyheads.lab.scaling.prediction import FILE, Prediction, Trained, read
 from manyheads.lab.scaling.sweep import joint_fit
+from manyheads.view.figures import HIGHLIGHT, canvas
 
 PLACES = 40
 

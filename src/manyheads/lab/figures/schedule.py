@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 from manyheads.config import Count
-from manyheads.lab.figures.drawing import COLOURS, Drawing, canvas
+from manyheads.lab.figures.drawing import COLOURS, Drawing
 from manyheads.train.optimizer import Train, learning_rate
+from manyheads.view.figures import canvas
 
 
 @dataclass(frozen=True, kw_only=True)

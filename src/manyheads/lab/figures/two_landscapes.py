@@ -12,8 +12,9 @@ from manyheads.config import Count, Positive
 from manyheads.errors import UserError
 from manyheads.lab.claims.phrases import Phrases, phrases, writer
 from manyheads.lab.claims.trial import learn
-from manyheads.lab.figures.drawing import HIGHLIGHT, Drawing, canvas
+from manyheads.lab.figures.drawing import Drawing
 from manyheads.lab.landscape import direction, moved, without_residuals
+from manyheads.view.figures import HIGHLIGHT, canvas
 
 KINDS = ("without residuals", "with residuals")
 ROWS, LENGTH, BATCH_SEED = 16, 16, 99

@@ -6,10 +6,10 @@ from typing import Any
 
 from rich.table import Table
 
+from manyheads.lab.figures.plots import curves
 from manyheads.lab.scaling.law import LEVEL, Band, Fit, Frontier, Law
 from manyheads.lab.scaling.plan import LARGER, Plan
 from manyheads.lab.scaling.sweep import Findings, Scaling
-from manyheads.view.figures import curves
 
 PLACES = 40  # points of the plotted frontier
 FEW_STEPS = 300  # a sweep with runs of 265 steps mispredicted its largest run
