@@ -13,8 +13,8 @@ import torch
 import manyheads
 from manyheads.data.translation import Corpus, EncodedPairs
 from manyheads.evaluate.alignment import alignment_error, word_maps
+from manyheads.lab.figures.maps import attention_maps
 from manyheads.phrasebook import sentences
-from manyheads.view.maps import attention_maps
 
 settings = {  # the same as in train-a-translator: a trained folder is only loaded
     "data.train_pairs": 20000,

@@ -25,6 +25,7 @@ from manyheads.config import dump, parse
 from manyheads.decode.kv_cache import KVCache
 from manyheads.errors import UserError
 from manyheads.evaluate.alignment import alignment_error
+from manyheads.lab.figures.maps import attention_maps
 from manyheads.loading import load_torch_run
 from manyheads.models.capture import capture, has_cross_attention
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
@@ -34,7 +35,6 @@ from manyheads.presets import ModelConfig
 from manyheads.recipes import read_recipe
 from manyheads.run import model_digest
 from manyheads.summary import summarize
-from manyheads.view.maps import attention_maps
 
 CONFIGS: dict[str, Any] = {
     config.kind: config for config in (ConvS2SConfig, ByteNetConfig, GnmtConfig, RnnConfig)

@@ -17,6 +17,7 @@ from manyheads.data.translation import EncodedPairs
 from manyheads.errors import UserError
 from manyheads.evaluate.alignment import word_maps
 from manyheads.lab.figures import plots, runs
+from manyheads.lab.figures.maps import attention_maps
 from manyheads.lab.figures.plots import metric_curves
 from manyheads.lab.figures.runs import position_matrix, schemes
 from manyheads.lab.landscape import direction, held_out_loss, landscape, without_residuals
@@ -27,7 +28,6 @@ from manyheads.nn.layers import Norm, Residual
 from manyheads.nn.positions import PositionSizes
 from manyheads.phrasebook import sentences
 from manyheads.tasks.translation import corpus_nll
-from manyheads.view.maps import attention_maps
 
 pytest.importorskip("matplotlib")
 

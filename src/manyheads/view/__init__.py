@@ -1,1 +1,1 @@
-"""Looking inside: attention maps and pictures."""
+"""Pictures of results: attention, confusion, piano rolls."""

@@ -13,6 +13,7 @@ from manyheads.config import nearest
 from manyheads.data.translation import PhrasebookData
 from manyheads.errors import UserError, check_above_zero, check_at_least
 from manyheads.lab.figures import plots
+from manyheads.lab.figures.maps import attention_maps, word_alignment
 from manyheads.lab.landscape import landscape
 from manyheads.loading import TorchRun
 from manyheads.models.seq2seq import Seq2Seq
@@ -21,7 +22,6 @@ from manyheads.nn.positions import Position, PositionConfig, PositionSizes
 from manyheads.phrasebook import Pair
 from manyheads.train.metrics import Bar
 from manyheads.view.figures import heat_map
-from manyheads.view.maps import attention_maps, word_alignment
 
 # ---------------------------------------------------------------------------------------------
 # Position schemes as matrices [query i, key j]. Embeddings that are added meet in the dot product,

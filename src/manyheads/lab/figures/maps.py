@@ -1,4 +1,4 @@
-"""Attention maps of a text, and what each position scheme adds to the attention scores."""
+"""Attention maps of a text, by layer and head."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
