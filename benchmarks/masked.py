@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.data.masking import mask_tokens
-from manyheads.data.mlm import MaskedBatch
+from manyheads.data.masking import MaskedBatch, mask_tokens
 from manyheads.models.bert import Bert
 from manyheads.recipes import read_recipe
 from manyheads.tasks.pretraining import masked_pass

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.data.batching import Batches, Ragged
-from manyheads.data.mlm import MaskedBatch
+from manyheads.data.masking import MaskedBatch
 from manyheads.data.translation import Batch
 from manyheads.models.gpt import GptConfig
 from manyheads.presets import preset

@@ -65,7 +65,7 @@ VARIABLES = {
 }
 PACKAGES = ("nn", "decode", "train", "data", "evaluate")
 # These need a GPU.
-EXCLUDED = ("train/cuda_graphs.py", "train/prefetch.py", "decode/cuda_graphs.py")
+EXCLUDED = ("train/cuda_graphs.py", "decode/cuda_graphs.py")
 # Tests of other things, and tests that depend on the time.
 OTHER_TESTS = ("web", "docs", "lab", "benchmarks", "examples", "serve", "view")
 EQUIVALENT = ROOT / "scripts" / "mutants-equivalent.txt"

@@ -7,7 +7,7 @@ from typing import Any
 
 import mido
 
-from manyheads.data.midi import Note, Performance, resolve_overlaps, write_midi
+from manyheads.data.events import Note, Performance, resolve_overlaps, write_midi
 
 SCALE = (60, 62, 64, 65, 67, 69, 71, 72)
 

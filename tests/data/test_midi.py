@@ -14,14 +14,17 @@ from tests.data.small_music import midi_bytes, random_performance
 from manyheads.data.events import (
     ChoraleGrid,
     Encoding,
+    Note,
     PerformanceEvents,
     Statistics,
     decode_events,
     decode_grid,
     encode_events,
+    parse_performance,
+    resolve_overlaps,
     transpose_word,
+    write_midi,
 )
-from manyheads.data.midi import Note, parse_performance, resolve_overlaps, write_midi
 from manyheads.errors import DataError, UserError
 
 ON, OFF = "note_on", "note_off"

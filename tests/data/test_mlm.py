@@ -6,8 +6,15 @@ from tests.data.helpers import is_close, refusal
 from tests.tasks.small_texts import write_texts
 
 from manyheads.data.language import EncodedText, TextData, Texts
-from manyheads.data.masking import MASKING, TEXTS, Masked, ReplacedToken, Rng
-from manyheads.data.mlm import MaskedText, SentencePairs
+from manyheads.data.masking import (
+    MASKING,
+    TEXTS,
+    Masked,
+    MaskedText,
+    ReplacedToken,
+    Rng,
+    SentencePairs,
+)
 from manyheads.errors import DataError
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Characters, Words

@@ -16,9 +16,8 @@ from tests.data.small_music import scale_up, write_chorales, write_performances
 
 from manyheads.config import parse
 from manyheads.data.corpus import report_leaks
-from manyheads.data.events import ChoraleGrid, encode_events
+from manyheads.data.events import ChoraleGrid, Note, encode_events, write_midi
 from manyheads.data.language import EncodedText
-from manyheads.data.midi import Note, write_midi
 from manyheads.data.music import MusicData
 from manyheads.errors import UserError
 from manyheads.tokenizer.train import Words

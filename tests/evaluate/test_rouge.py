@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads.errors import UserError
-from manyheads.evaluate.rouge import UNITS, by_sentences, rouge_scores
+from manyheads.tasks.summaries import UNITS, by_sentences, rouge_scores
 
 # Short words, which the stemmer leaves unchanged.
 words = st.lists(st.sampled_from(("the", "cat", "sat", "on", "mat")), min_size=1, max_size=7)

@@ -29,11 +29,10 @@ from tests.data.small_music import midi_bytes, random_performance
 from tests.faults.fuzzing import SERVE, VIEW, Hang, Inputs, limited
 
 from manyheads.config import dump, to_toml
-from manyheads.data.events import ChoraleGrid, PerformanceEvents
+from manyheads.data.events import ChoraleGrid, PerformanceEvents, write_midi
 from manyheads.data.images import ImageData, load_image
 from manyheads.data.labelled import LabelledData
 from manyheads.data.language import TextData
-from manyheads.data.midi import write_midi
 from manyheads.data.translation import FilesData
 from manyheads.errors import DataError, UserError
 from manyheads.lab.figures.plots import metric_curves

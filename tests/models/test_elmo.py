@@ -22,7 +22,7 @@ from manyheads.models.heads import Classify
 from manyheads.recipes import read_recipe
 from manyheads.run import make_trainer
 from manyheads.summary import summarize
-from manyheads.train.prefetch import tensors_of
+from manyheads.train.cuda_graphs import tensors_of
 
 CPU = torch.device("cpu")
 LABELS = Classify(labels=("a", "b", "c"))

@@ -11,7 +11,7 @@ from tests.tasks.small_texts import trainer, write_texts
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.data.mlm import MaskedBatch
+from manyheads.data.masking import MaskedBatch
 from manyheads.models.bert import Bert, BertConfig, NextSentence
 from manyheads.models.electra import Electra
 from manyheads.models.heads import Detect, Masked, Pooler

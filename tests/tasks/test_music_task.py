@@ -20,8 +20,13 @@ from tests.train.small_runs import assert_same_bits, records
 from tests.view.test_figures import png
 
 import manyheads.loading
-from manyheads.data.events import ChoraleGrid, encode_events
-from manyheads.data.midi import Performance, parse_performance, write_midi
+from manyheads.data.events import (
+    ChoraleGrid,
+    Performance,
+    encode_events,
+    parse_performance,
+    write_midi,
+)
 from manyheads.data.music import MusicData
 from manyheads.decode.compose import compose
 from manyheads.decode.sample import Sample

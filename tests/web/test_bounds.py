@@ -16,7 +16,7 @@ from tests.data.small_music import midi_bytes
 from tests.web.small_models import SENTENCE, make_models
 from tests.web.test_server import HERE, ask, problem, tensor
 
-from manyheads.data.midi import Note, write_midi
+from manyheads.data.events import Note, write_midi
 from manyheads.run import read_run, save_run
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.web import app as server

@@ -12,8 +12,13 @@ from tests.data.small_music import scale_up
 from tests.web.small_models import make_models
 from tests.web.test_server import HERE, ask, problem, tensor
 
-from manyheads.data.events import ChoraleGrid, PerformanceEvents
-from manyheads.data.midi import parse_performance, parse_voices, write_midi
+from manyheads.data.events import (
+    ChoraleGrid,
+    PerformanceEvents,
+    parse_performance,
+    parse_voices,
+    write_midi,
+)
 from manyheads.decode.beam import SpecialTokens
 from manyheads.loading import load_torch_run
 from manyheads.models.capture import capture

@@ -13,8 +13,7 @@ from manyheads.commands.shared import check_image, dtype_of, input_lines, open_m
 from manyheads.errors import UserError, check_at_least
 
 if TYPE_CHECKING:
-    from manyheads.data.events import Statistics
-    from manyheads.data.midi import Performance
+    from manyheads.data.events import Performance, Statistics
     from manyheads.data.music import MusicData
     from manyheads.decode.generate import BaseGenerator
     from manyheads.decode.sample import Sample
@@ -222,9 +221,8 @@ def _compose(
 ) -> None:
     """Continue the prime, or start from nothing; print statistics next to those of the data."""
     from manyheads.config import override_all
-    from manyheads.data.events import Statistics
+    from manyheads.data.events import Statistics, write_midi
     from manyheads.data.files import read_bytes
-    from manyheads.data.midi import write_midi
     from manyheads.data.music import MusicData
     from manyheads.decode.compose import compose
 
@@ -262,7 +260,7 @@ def _compose(
 
 def _check_files(folder: Path, out: Path | None, prime: Path | None, plot: Path | None) -> Path:
     """Refuse files that cannot be written before anything is composed."""
-    from manyheads.data.midi import SUFFIXES
+    from manyheads.data.events import SUFFIXES
 
     if out is None:
         raise UserError(f"{folder} composes music: name the file, --out music.mid")
@@ -306,8 +304,7 @@ def _print_statistics(music: "Statistics", data: "Statistics | None") -> None:
 
 
 def _plot(parts: "list[Performance]", step: int, prime_end: int, title: str, path: Path) -> None:
-    from manyheads.data.events import VOICES
-    from manyheads.data.midi import VELOCITIES
+    from manyheads.data.events import VELOCITIES, VOICES
     from manyheads.view.figures import piano_roll
 
     second = 1000 / step

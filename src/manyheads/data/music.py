@@ -13,10 +13,17 @@ from typing import Annotated, Any, ClassVar
 
 from manyheads.config import Between, Positive
 from manyheads.data.corpus import STEMS, SplitData, check_folder, hold_out
-from manyheads.data.events import REST, ChoraleGrid, Encoding, PerformanceEvents, encode_grid
+from manyheads.data.events import (
+    PITCHES,
+    REST,
+    SUFFIXES,
+    ChoraleGrid,
+    Encoding,
+    PerformanceEvents,
+    encode_grid,
+)
 from manyheads.data.files import is_here, read_bytes, read_lines
 from manyheads.data.language import Texts
-from manyheads.data.midi import PITCHES, SUFFIXES
 from manyheads.errors import DataError, UserError
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar")

@@ -26,7 +26,7 @@ from manyheads.nn.block import Stack
 from manyheads.nn.masks import full, make_mask
 from manyheads.nn.shapes import Hidden
 from manyheads.optimize import has_gemv, optimize, with_gemv
-from manyheads.train.prefetch import capture_graph
+from manyheads.train.cuda_graphs import capture_graph
 
 WARMUP = 2  # calls before the capture: they choose kernels and allocate tensors
 MIN_SIZE = 64

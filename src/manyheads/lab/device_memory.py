@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.autograd import profiler
 
-from manyheads.train.prefetch import no_gc
+from manyheads.train.cuda_graphs import no_gc
 
 
 def peak_memory(act: Callable[[], object], device: torch.device) -> int:

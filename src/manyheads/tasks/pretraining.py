@@ -33,6 +33,8 @@ from manyheads.data.masking import (
     Bidirectional,
     Denoising,
     Masked,
+    MaskedBatch,
+    MaskedText,
     ReplacedToken,
     Rng,
     SpanCorruption,
@@ -44,7 +46,6 @@ from manyheads.data.masking import (
     sample_spans,
     span_sizes,
 )
-from manyheads.data.mlm import MaskedBatch, MaskedText
 from manyheads.data.translation import Batch
 from manyheads.decode.beam import SpecialTokens
 from manyheads.errors import UserError

@@ -174,8 +174,7 @@ class Trainer:
         if self.device.type == "cuda":
             optimize(model)
         if self.device.type == "cuda" and not world.is_distributed:
-            from manyheads.train.cuda_graphs import CudaGraphs
-            from manyheads.train.prefetch import Prefetcher
+            from manyheads.train.cuda_graphs import CudaGraphs, Prefetcher
 
             self.prefetcher = Prefetcher(task, train.steps - 1)
             if can_capture(model):

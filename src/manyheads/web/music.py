@@ -19,9 +19,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from torch import Tensor
 
-from manyheads.data.events import EVENT, VOICES, ChoraleGrid, Encoding
-from manyheads.data.midi import (
+from manyheads.data.events import (
+    EVENT,
     VELOCITIES,
+    VOICES,
+    ChoraleGrid,
+    Encoding,
     Performance,
     parse_performance,
     parse_voices,
