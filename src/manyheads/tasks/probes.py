@@ -43,6 +43,7 @@ from manyheads.models.capture import capture, has_cross_attention
 from manyheads.phrasebook import Pair
 from manyheads.train.checkpoint import write_tensors
 from manyheads.train.metrics import step_of
+from manyheads.train.optimizer import Train
 
 FOLDER, SENTENCES, PROBES, WEIGHTS = "probes", "sentences.json", "probes.jsonl", "weights"
 MAX_SENTENCES = 8
@@ -72,8 +73,8 @@ def crossings(pair: Pair) -> int:
 class BaseProbe:
     """Records fixed examples at some steps of a training, into the folder of the run."""
 
-    def __init__(self, folder: Path, task: Any) -> None:
-        self.folder, train = folder / FOLDER, task.train.settled(task.per_epoch)
+    def __init__(self, folder: Path, train: Train) -> None:
+        self.folder = folder / FOLDER
         self.steps, self.keeps_weights = probe_steps(train.steps, train.probes), train.probe_weights
 
     def examples(self) -> list[dict[str, Any]]:
@@ -115,8 +116,8 @@ class BaseProbe:
 class TranslationProbe(BaseProbe):
     """Translates validation sentences; those whose words change their order most come first."""
 
-    def __init__(self, translator: Translator, corpus: Corpus, folder: Path, task: Any) -> None:
-        super().__init__(folder, task)
+    def __init__(self, translator: Translator, corpus: Corpus, folder: Path, train: Train) -> None:
+        super().__init__(folder, train)
         self.translator = translator
         rows = self._choose(corpus)
         self.sources = [corpus.sources[row] for row in rows]
@@ -186,8 +187,8 @@ class TranslationProbe(BaseProbe):
 class LanguageProbe(BaseProbe):
     """Continues prompts of the validation text: the first half of windows of equal length."""
 
-    def __init__(self, generator: Generator, text: Tensor, folder: Path, task: Any) -> None:
-        super().__init__(folder, task)
+    def __init__(self, generator: Generator, text: Tensor, folder: Path, train: Train) -> None:
+        super().__init__(folder, train)
         self.generator = generator
         config = generator.model.config
         maps = config.layers * config.heads
@@ -259,9 +260,9 @@ class ImageProbe(BaseProbe):
     """
 
     def __init__(
-        self, pixels: Any, images: Tensor, labels: Sequence[str], folder: Path, task: Any
+        self, pixels: Any, images: Tensor, labels: Sequence[str], folder: Path, train: Train
     ) -> None:
-        super().__init__(folder, task)
+        super().__init__(folder, train)
         self.pixels, self.images, self.labels = pixels, images, labels
 
     def examples(self) -> list[dict[str, Any]]:
@@ -349,6 +350,11 @@ def _log_probs(model: nn.Module, logits: Tensor, rows: Sequence[list[int]]) -> l
     return [[round(value, 4) for value in values[: len(ids)]] for values, ids in pairs]
 
 
+def _settled(task: Any) -> Train:
+    train: Train = task.train.settled(task.per_epoch)
+    return train
+
+
 def translation_probe(task: Any, model: Any, folder: Path) -> TranslationProbe | None:
     """The probe of a translation task; None if there is nothing to show."""
     if not has_cross_attention(model):
@@ -356,7 +362,7 @@ def translation_probe(task: Any, model: Any, folder: Path) -> TranslationProbe |
     # Before it has learned to stop, a model would write to the limit.
     decode = replace(task.run.decode, beam=1, max_length_ratio=1.0, max_length_extra=6)
     translator = Translator(model, task.tokenizer, decode, GraphCache())
-    probe = TranslationProbe(translator, task.valid_corpus, folder, task)
+    probe = TranslationProbe(translator, task.valid_corpus, folder, _settled(task))
     return probe if probe.sources else None
 
 
@@ -365,7 +371,7 @@ def language_probe(task: Any, model: Any, folder: Path) -> LanguageProbe | None:
     if not model.config.attention.exact:
         return None
     generator = Generator(model, task.tokenizer, replace(task.run.decode, beam=1))
-    probe = LanguageProbe(generator, torch.from_numpy(task.valid.flat), folder, task)
+    probe = LanguageProbe(generator, torch.from_numpy(task.valid.flat), folder, _settled(task))
     return probe if probe.windows else None
 
 
@@ -379,4 +385,5 @@ def image_probe(task: Any, model: Any, folder: Path) -> ImageProbe | None:
     rest = np.setdiff1d(np.arange(len(task.valid_labels)), first)
     rows = [*first.tolist(), *rest.tolist()][:count]
     labels = [config.head.labels[index] for index in task.valid_labels[rows]]
-    return ImageProbe(task.valid[rows], task.normalized(rows), labels, folder, task)
+    images = task.valid[rows], task.normalized(rows)
+    return ImageProbe(*images, labels, folder, _settled(task))
