@@ -49,19 +49,12 @@ MAX_LAYERS = 10_000  # they are built one by one
 EXPORTED = ("config.json", "model.bin", "*.onnx")  # files of a folder for another program
 # Settings that may change when a run is resumed.
 FREE = {
-    *("train.steps", "train.epochs", "train.validate_every", "train.save_every"),
-    "train.patience",
-    *(
-        "train.probes",
-        "train.probe_weights",
-        "train.log_every",
-        "train.log_to",
-        "train.parallel",
-        "train.shard",
-        "train.replicate",
-        "train.compile",
-        "train.activation_checkpointing",
-    ),
+    f"train.{name}"
+    for name in (
+        *("steps", "epochs", "validate_every", "save_every", "patience"),
+        *("probes", "probe_weights", "log_every", "log_to"),
+        *("parallel", "shard", "replicate", "compile", "activation_checkpointing"),
+    )
 }
 
 # --- settings ---

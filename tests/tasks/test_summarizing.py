@@ -12,9 +12,9 @@ from tests.test_cli import call, mistake, result
 from tests.train.small_runs import records
 
 from manyheads.errors import UserError
-from manyheads.evaluate import rouge
 from manyheads.loading import load_torch_run
 from manyheads.recipes import read_recipe
+from manyheads.tasks import summaries
 from manyheads.tasks.summaries import summarize, truncate
 
 ROUGE = {"rouge1", "rouge2", "rougeL", "rougeLsum"}
@@ -119,7 +119,7 @@ def test_two_files_with_a_document_and_a_summary_a_line(tmp_path: Path) -> None:
 def test_without_rouge_score_training_works_and_scoring_names_it(
     documents: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rouge, "find_spec", lambda name: None)
+    monkeypatch.setattr(summaries, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
     settings = (*SETTINGS, f"data.folder={documents}", "train.steps=1")
     recipe_trainer("summaries", tmp_path / "run", *settings).run()

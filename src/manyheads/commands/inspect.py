@@ -1,8 +1,6 @@
 """Commands that describe a model, its activations or a tokenizer: info, capture, tokenize."""
 
-import json
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,16 +105,11 @@ def capture(
     decoder.cross.weights the attention. The first index is the layer, the second the
     head. Texts of a file have their line number before the name: 1/encoder.states.
     """
-    from safetensors.torch import save_file
-
-    from manyheads.fileio import replace_file
     from manyheads.loading import TorchRun, load_run
 
     if find_spec("starlette") is None:
         raise UserError("capture needs starlette: pip install 'manyheads[web]'")
-    from manyheads.web.flow import follow
-    from manyheads.web.forward import SizeLimit
-    from manyheads.web.responses import Problem
+    from manyheads.web.flow import save_activations
 
     choose("cpu", threads)
     loaded, joined = load_run(run), " ".join(text)
@@ -126,22 +119,8 @@ def capture(
     with suppress(OSError):  # a long text is no name of a file
         is_file = len(text) == 1 and Path(joined).is_file()
     texts = Path(joined).read_text("utf-8").splitlines() if is_file else [joined]
-    tensors, tokens = {}, {}
-    for line, sentence in enumerate(texts, start=1):
-        try:
-            trace = follow(loaded, sentence, target, SizeLimit(2**31, 2**40), {})
-        except Problem as error:  # too long for the model
-            raise UserError(f"text {line}: {error}") from None
-        prefix = f"{line}/" if is_file else ""
-        for column in trace.manifest["columns"]:
-            tokens[f"{prefix}{column['name']}.tokens"] = json.dumps(column["tokens"])
-        for name, tensor in trace.tensors.items():
-            if any(fnmatchcase(name, pattern) for pattern in only or ACTIVATIONS):
-                tensors[prefix + name] = tensor.contiguous()
-    if not tensors:
-        known = ", ".join(trace.tensors) if texts else "the file is empty"
-        raise UserError(f"--only {' '.join(only or ACTIVATIONS)} names no tensor of {known}")
-    replace_file(out, lambda partial: save_file(tensors, partial, tokens))
+    patterns = only or ACTIVATIONS
+    tensors = save_activations(loaded, texts, target, patterns, out, numbered=is_file)
     for name, tensor in tensors.items():
         write(f"{name}  {' × '.join(map(str, tensor.shape))}\n")
 

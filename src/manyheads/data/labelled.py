@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Int
 
+from manyheads.config import parse, read_toml
 from manyheads.data.corpus import SplitItems, TableData, check_folder, hold_out, select_rows
 from manyheads.data.files import join_names, read_columns
 from manyheads.errors import DataError, UserError
@@ -49,50 +50,27 @@ class Labelled(SplitItems):
         return replace(select_rows(self, rows), notes=(*self.notes, f"{len(rows):,} of them {use}"))
 
 
-FILES = {"train": "train.tsv", "valid": "dev.tsv"}
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Glue:
-    """A task of GLUE: folder, columns, labels as in the files, metrics.
-
-    Columns are names in the header or, if all are numbers, positions from 1 in a table without a
-    header. A task without labels is a regression. F1 is that of the last label.
-    """
+    """A task of GLUE, a row of glue.toml."""
 
     folder: str
     columns: tuple[str, ...]  # label, text, second text
     labels: tuple[str, ...] = ("0", "1")
     metrics: tuple[str, ...] = ("accuracy",)
-    files: dict[str, str] = field(default_factory=lambda: FILES)
+    train: str = "train.tsv"
+    valid: str = "dev.tsv"
+    valid_mismatched: str = ""
     broken_rows: Literal["refuse", "skip"] = "refuse"
 
+    @property
+    def files(self) -> dict[str, str]:
+        names = ("train", "valid", "valid_mismatched")
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
 
-ENTAILED = ("entailment", "not_entailment")
-SENTENCES = ("label", "sentence1", "sentence2")
-GLUE = {
-    "cola": Glue("CoLA", ("2", "4"), metrics=("matthews",)),
-    "sst-2": Glue("SST-2", ("label", "sentence")),
-    "mrpc": Glue("MRPC", ("Quality", "#1 String", "#2 String"), metrics=("accuracy", "f1")),
-    "qqp": Glue(
-        "QQP",
-        ("is_duplicate", "question1", "question2"),
-        metrics=("accuracy", "f1"),
-        broken_rows="skip",  # line ends in some questions of the official files split their rows
-    ),
-    "sts-b": Glue(
-        "STS-B", ("score", "sentence1", "sentence2"), labels=(), metrics=("pearson", "spearman")
-    ),
-    "mnli": Glue(
-        "MNLI",
-        ("gold_label", "sentence1", "sentence2"),
-        labels=("contradiction", "entailment", "neutral"),
-        files=FILES | {"valid": "dev_matched.tsv", "valid_mismatched": "dev_mismatched.tsv"},
-    ),
-    "qnli": Glue("QNLI", ("label", "question", "sentence"), labels=ENTAILED),
-    "rte": Glue("RTE", SENTENCES, labels=ENTAILED),
-    "wnli": Glue("WNLI", SENTENCES),
-}
+
+_TABLES = read_toml(Path(__file__).with_name("glue.toml"))
+GLUE: dict[str, Glue] = {name: parse(Glue, table) for name, table in _TABLES.items()}
 SETTINGS_OF_GLUE = ("task", "folder", "broken_rows")
 
 

@@ -5,12 +5,14 @@ import inspect
 import json
 import math
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,6 +20,8 @@ from starlette.routing import Route
 from torch import Tensor
 
 import manyheads
+from manyheads.errors import UserError
+from manyheads.fileio import replace_file
 from manyheads.loading import TorchRun
 from manyheads.models.bert import Bert
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -146,6 +150,35 @@ def follow(
         "code": {_qualified_name(item): source(item) for item in functions if _is_in_package(item)},
     }
     return Trace(manifest, {part.name: part.tensor for part in parts})
+
+
+def save_activations(
+    loaded: TorchRun,
+    texts: Sequence[str],
+    target: str | None,
+    patterns: Sequence[str],
+    out: Path,
+    *,
+    numbered: bool,
+) -> dict[str, Tensor]:
+    """Write the tensors whose names match a pattern to a safetensors file, and the tokens."""
+    tensors, tokens = {}, {}
+    for line, text in enumerate(texts, start=1):
+        try:
+            trace = follow(loaded, text, target, SizeLimit(2**31, 2**40), {})
+        except Problem as error:  # too long for the model
+            raise UserError(f"text {line}: {error}") from None
+        prefix = f"{line}/" if numbered else ""
+        for column in trace.manifest["columns"]:
+            tokens[f"{prefix}{column['name']}.tokens"] = json.dumps(column["tokens"])
+        for name, tensor in trace.tensors.items():
+            if any(fnmatchcase(name, pattern) for pattern in patterns):
+                tensors[prefix + name] = tensor.contiguous()
+    if not tensors:
+        known = ", ".join(trace.tensors) if texts else "the file is empty"
+        raise UserError(f"--only {' '.join(patterns)} names no tensor of {known}")
+    replace_file(out, lambda partial: save_file(tensors, partial, tokens))
+    return tensors
 
 
 def _with_predicted_rows(column: Column, forward_pass: ForwardPass) -> Column:
