@@ -4,7 +4,6 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -265,38 +264,21 @@ def compare(
     --match parameters changes model.dim of all runs but the first; flops and time
     change train.steps.
     """
-    from manyheads.lab.compare import compare_runs, parse_sweeps, table_of
-    from manyheads.lab.dry_run import measure, report_time
-    from manyheads.lab.match import check_match, matched, unequal
-    from manyheads.loading import refuse_unscored
+    from manyheads.lab.compare import compare_variants, table_of
 
     refuse_torchrun("compare")
-    fixed, varied = parse_sweeps(overrides or [], sweep or [], say)
     chosen = choose(device, threads)
-    plans = {
-        " ".join(choice): _recipe(recipe, [*fixed, *choice], seed) for choice in product(*varied)
-    }
-    for name, run in plans.items():
-        refuse_unscored(run, name)
-        if run.data is not None:
-            run.data.read(split)  # a missing split is refused before anything is trained
-    check_match(match, plans)
-    if match is not None:
-        plans, lines = matched(plans, match, lambda run: measure(run, chosen).seconds)
-        say("\n".join([f"equal {match}:", *lines]))
-    plan = measure(next(iter(plans.values())), chosen)
-    seconds = sum(map(plan.seconds_of, plans.values()))
-    say(f"{len(plans)} runs, about {report_time(seconds)} without validation")
-    if match is None and (note := unequal(plans)):
-        say(note)
-    rows = compare_runs(plans, out, split, chosen, lambda run, folder: _train(run, folder, chosen))
-    if match is not None:
-        for row, run in zip(rows, plans.values(), strict=True):
-            row |= {"dim": run.model.dim, "steps": run.train.steps}
+    rows, title = compare_variants(
+        lambda settings: _recipe(recipe, settings, seed),
+        *(overrides or [], sweep or []),
+        match=match,
+        out=out,
+        split=split,
+        device=chosen,
+        train=lambda run, folder: _train(run, folder, chosen),
+        say=say,
+    )
     if as_json:
         print_json({"runs": rows, "split": split} | ({"match": match} if match else {}))
     else:
-        seeds = sorted({run.seed for run in plans.values()})
-        equal = f", equal {match}" if match else ""
-        title = f"{split}, seed {', '.join(map(str, seeds))}{equal}"
         print_table(table_of(rows, title), 140, highlight=True)

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from rich.table import Table
 
 from manyheads.errors import UserError
 from manyheads.evaluate.scores import METRICS
+from manyheads.lab.dry_run import measure, report_time
 from manyheads.lab.figures.plots import curves
-from manyheads.loading import load_torch_run
+from manyheads.lab.match import check_match, matched, unequal
+from manyheads.loading import load_torch_run, refuse_unscored
 from manyheads.run import Run
 
 SHOWN = (
@@ -62,6 +65,42 @@ def parse_sweeps(
     if not varied:
         raise UserError("nothing to compare: add --sweep KEY=A,B, e.g. --sweep seed=1,2,3")
     return fixed, varied
+
+
+def compare_variants(
+    read: Callable[[list[str]], Run],
+    overrides: Sequence[str],
+    sweeps: Sequence[str],
+    *,
+    match: str | None,
+    out: Path,
+    split: str,
+    device: torch.device,
+    train: Callable[[Run, Path], None],
+    say: Callable[[str], None],
+) -> tuple[list[dict[str, Any]], str]:
+    """Train and score all combinations of swept settings: the rows of a table, and its title."""
+    fixed, varied = parse_sweeps(overrides, sweeps, say)
+    plans = {" ".join(choice): read([*fixed, *choice]) for choice in product(*varied)}
+    for name, run in plans.items():
+        refuse_unscored(run, name)
+        if run.data is not None:
+            run.data.read(split)  # a missing split is refused before anything is trained
+    check_match(match, plans)
+    if match is not None:
+        plans, lines = matched(plans, match, lambda run: measure(run, device).seconds)
+        say("\n".join([f"equal {match}:", *lines]))
+    plan = measure(next(iter(plans.values())), device)
+    seconds = sum(map(plan.seconds_of, plans.values()))
+    say(f"{len(plans)} runs, about {report_time(seconds)} without validation")
+    if match is None and (note := unequal(plans)):
+        say(note)
+    rows = compare_runs(plans, out, split, device, train)
+    if match is not None:
+        for row, run in zip(rows, plans.values(), strict=True):
+            row |= {"dim": run.model.dim, "steps": run.train.steps}
+    seeds = ", ".join(map(str, sorted({run.seed for run in plans.values()})))
+    return rows, f"{split}, seed {seeds}" + (f", equal {match}" if match else "")
 
 
 def compare_runs(
