@@ -16,7 +16,7 @@ from manyheads.commands.figure import KINDS, figure
 from manyheads.data.translation import EncodedPairs
 from manyheads.errors import UserError
 from manyheads.evaluate.alignment import word_maps
-from manyheads.lab.figures import plots, runs
+from manyheads.lab.figures import plots
 from manyheads.lab.figures.maps import attention_maps
 from manyheads.lab.figures.plots import metric_curves
 from manyheads.lab.figures.runs import position_matrix, schemes
@@ -46,7 +46,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, ...]]:
         def keep(*arguments: Any, name: str = name, **more: Any) -> None:
             calls[name] = (*arguments, more)
 
-        monkeypatch.setattr(runs if name == "heat_map" else plots, name, keep)
+        monkeypatch.setattr(plots, name, keep)
     return calls
 
 

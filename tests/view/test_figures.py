@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from manyheads.errors import UserError
-from manyheads.lab.figures.plots import curves
-from manyheads.view.figures import confusion, heat_map, piano_roll
+from manyheads.lab.figures.plots import curves, heat_map
+from manyheads.view.figures import confusion, piano_roll
 
 WORDS = ["The", "old", "dog", "sleeps", "."]
 Notes = list[tuple[float, float, int, float]]

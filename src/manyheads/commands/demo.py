@@ -9,12 +9,10 @@ import torch
 from manyheads.commands.shared import say
 from manyheads.data.translation import PhrasebookData
 from manyheads.errors import UserError
-from manyheads.evaluate.alignment import word_maps
-from manyheads.loading import TorchRun, load_torch_run
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.lab.figures.runs import draw_pair
+from manyheads.loading import load_torch_run
 from manyheads.run import save_scores
-from manyheads.tasks.translation import Evaluation, evaluate_translation
-from manyheads.view.figures import heat_map
+from manyheads.tasks.translation import evaluate_translation
 
 SAMPLES = 5
 WORDS_IN_PLOT = 14
@@ -38,7 +36,12 @@ def show(folder: Path, device: torch.device, command: str) -> None:
             print(f"    (reference: {reference})")
     plot = folder / "attention.png"
     try:
-        draw_alignment(loaded, evaluation, plot)
+        pairs, error = corpus.aligned, evaluation.alignment
+        assert pairs is not None
+        assert error is not None
+        pair = next(pair for pair in pairs if len(pair.target_words) <= WORDS_IN_PLOT)
+        layer, head = error.best_head
+        draw_pair(loaded, pair, plot, layer + 1, head + 1)
         print(f"\nCross-attention of its best head: {plot}\n")
     except UserError as error:  # no matplotlib: the rest is shown all the same
         print(f"\n{error}\n")
@@ -50,25 +53,6 @@ def show(folder: Path, device: torch.device, command: str) -> None:
     print(f"  {command} info {folder}")
     print(f"  {command} train phrasebook data.pair=en-fr --out runs/french")
     print(f"  {command} recipes")
-
-
-def draw_alignment(loaded: TorchRun, evaluation: Evaluation, plot: Path) -> None:
-    """Cross-attention of the best head on a test sentence, gold links framed."""
-    pairs, error = evaluation.corpus.aligned, evaluation.alignment
-    assert pairs is not None
-    assert error is not None
-    pair = next(pair for pair in pairs if len(pair.target_words) <= WORDS_IN_PLOT)
-    layer, head = error.best_head
-    assert isinstance(loaded.model, Seq2Seq)
-    _, weights = next(word_maps(loaded.model, loaded.tokenizer, [pair]))
-    heat_map(
-        weights[layer, head],
-        [pair.target[a:b] for a, b in pair.target_words],
-        [pair.source[a:b] for a, b in pair.source_words],
-        f"cross-attention, layer {layer + 1}, head {head + 1} (frames: gold alignment)",
-        plot,
-        marks=[(target, source) for source, target in pair.alignment],
-    )
 
 
 def watch(folder: Path) -> Thread:

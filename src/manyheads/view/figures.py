@@ -5,9 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxtyping import Float
-from torch import Tensor
-
 from manyheads.errors import import_optional
 
 Note = tuple[float, float, int, float]  # start and end in seconds, pitch, loudness from 0 to 1
@@ -19,7 +16,7 @@ MAX_SIDE = 24.0  # of a confusion matrix, in inches
 WEIGHTS = {"cmap": "viridis", "vmin": 0.0, "vmax": 1.0}  # one scale for all attention weights
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
     import_optional("matplotlib", "figures").use("Agg")
     return import_optional("matplotlib.pyplot", "figures")
 
@@ -29,9 +26,9 @@ def canvas(
     size: tuple[float, float], path: Path, rows: int = 1, columns: int = 1, **more: Any
 ) -> Iterator[tuple[Any, list[Any]]]:
     """A figure and its axes, row by row; saved at the end. A `$` is shown as a `$`."""
-    pyplot = _pyplot()
-    with pyplot.rc_context({"text.parse_math": False, "svg.hashsalt": "manyheads"}):
-        figure, axes = pyplot.subplots(
+    module = pyplot()
+    with module.rc_context({"text.parse_math": False, "svg.hashsalt": "manyheads"}):
+        figure, axes = module.subplots(
             rows, columns, figsize=size, layout="constrained", squeeze=False, **more
         )
         try:
@@ -39,33 +36,7 @@ def canvas(
             path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, dpi=140)
         finally:
-            pyplot.close(figure)
-
-
-def heat_map(
-    weights: Float[Tensor, "t s"],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    title: str,
-    path: Path,
-    marks: Sequence[tuple[int, int]] = (),
-) -> None:
-    """Attention of each row's word over the columns' words; `marks` frame (row, column) cells."""
-    size = (2.5 + 0.45 * len(columns), 2.2 + 0.38 * len(rows))
-    with canvas(size, path) as (figure, [axes]):
-        image = axes.imshow(weights.numpy(), aspect="auto", **WEIGHTS)
-        axes.set_xticks(
-            range(len(columns)), columns, rotation=60, ha="left", rotation_mode="anchor"
-        )
-        axes.set_yticks(range(len(rows)), rows)
-        axes.xaxis.tick_top()
-        for row, column in marks:
-            frame = _pyplot().Rectangle(
-                (column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=HIGHLIGHT, linewidth=1.8
-            )
-            axes.add_patch(frame)
-        axes.set_xlabel(title)
-        figure.colorbar(image, ax=axes, label="attention weight", fraction=0.05)
+            module.close(figure)
 
 
 def confusion(
@@ -103,8 +74,8 @@ def piano_roll(
     """
     end = max(note[1] for part in parts.values() for note in part)
     start = max(0.0, begun - max(MIN_PRIME_SECONDS, end - begun))
-    pyplot, is_single = _pyplot(), len(parts) == 1
-    velocity = pyplot.cm.ScalarMappable(pyplot.Normalize(0, MAX_VELOCITY), "viridis_r")
+    module, is_single = pyplot(), len(parts) == 1
+    velocity = module.cm.ScalarMappable(module.Normalize(0, MAX_VELOCITY), "viridis_r")
     pitches = []
     with canvas((min(30.0, 5.0 + 0.3 * (end - start)), 4.4), path) as (figure, [axes]):
         for number, (name, notes) in enumerate(parts.items()):

@@ -100,10 +100,10 @@ def attention_maps(loaded: TorchRun, text: str, target: str | None = None) -> di
     return result
 
 
-def word_alignment(loaded: TorchRun, pair: Pair) -> dict[str, TextMaps]:
-    """The map decoder.cross between the words of a sentence of the phrasebook."""
+def word_alignment(loaded: TorchRun, pair: Pair) -> TextMaps:
+    """Cross-attention between the words of a sentence of the phrasebook."""
     model: Any = loaded.model
     [(_, weights)] = word_maps(model, loaded.tokenizer, [pair])
     rows = [pair.target[a:b] for a, b in pair.target_words]
     columns = [pair.source[a:b] for a, b in pair.source_words]
-    return {"decoder.cross": TextMaps(torch.as_tensor(weights), rows, columns)}
+    return TextMaps(torch.as_tensor(weights), rows, columns)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.errors import UserError
-from manyheads.view.figures import HIGHLIGHT, WEIGHTS, canvas
+from manyheads.view.figures import HIGHLIGHT, WEIGHTS, canvas, pyplot
 
 
 def curves(
@@ -143,3 +143,29 @@ def metric_curves(
     if broken:
         warn(f"{path}: lines that could not be read, and are left out: {broken}")
     return metrics
+
+
+def heat_map(
+    weights: Float[Tensor, "t s"],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    path: Path,
+    marks: Sequence[tuple[int, int]] = (),
+) -> None:
+    """Attention of each row's word over the columns' words; `marks` frame (row, column) cells."""
+    size = (2.5 + 0.45 * len(columns), 2.2 + 0.38 * len(rows))
+    with canvas(size, path) as (figure, [axes]):
+        image = axes.imshow(weights.numpy(), aspect="auto", **WEIGHTS)
+        axes.set_xticks(
+            range(len(columns)), columns, rotation=60, ha="left", rotation_mode="anchor"
+        )
+        axes.set_yticks(range(len(rows)), rows)
+        axes.xaxis.tick_top()
+        for row, column in marks:
+            frame = pyplot().Rectangle(
+                (column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=HIGHLIGHT, linewidth=1.8
+            )
+            axes.add_patch(frame)
+        axes.set_xlabel(title)
+        figure.colorbar(image, ax=axes, label="attention weight", fraction=0.05)

@@ -1,6 +1,6 @@
 """Figures of a trained run: attention maps, positions, training curves, loss landscape."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -13,7 +13,7 @@ from manyheads.config import nearest
 from manyheads.data.translation import PhrasebookData
 from manyheads.errors import UserError, check_above_zero, check_at_least
 from manyheads.lab.figures import plots
-from manyheads.lab.figures.maps import attention_maps, word_alignment
+from manyheads.lab.figures.maps import TextMaps, attention_maps, word_alignment
 from manyheads.lab.landscape import landscape
 from manyheads.loading import TorchRun
 from manyheads.models.seq2seq import Seq2Seq
@@ -21,7 +21,6 @@ from manyheads.nn.block import Architecture, Stack
 from manyheads.nn.positions import Position, PositionConfig, PositionSizes
 from manyheads.phrasebook import Pair
 from manyheads.train.metrics import Bar
-from manyheads.view.figures import heat_map
 
 # ---------------------------------------------------------------------------------------------
 # Position schemes as matrices [query i, key j]. Embeddings that are added meet in the dot product,
@@ -85,9 +84,10 @@ def draw_attention(
     if kind == "alignment" and not isinstance(loaded.model, Seq2Seq):
         raise loaded.unsupported("aligns words", "an encoder–decoder with cross-attention")
     pair = _known_pair(loaded, text) if kind == "alignment" and target is None else None
-    all_maps = (
-        attention_maps(loaded, text, target) if pair is None else word_alignment(loaded, pair)
-    )
+    if pair is not None:
+        draw_pair(loaded, pair, path, layer, head)
+        return
+    all_maps = attention_maps(loaded, text, target)
     name = "decoder.cross" if kind == "alignment" else which or list(all_maps)[-1]
     if name not in all_maps:
         raise UserError(f"--map {name}: {nearest(name, list(all_maps))}")
@@ -97,11 +97,29 @@ def draw_attention(
             raise UserError("`heads` plots all heads: leave out --layer and --head, or use `head`")
         plots.head_grid(maps.weights, f"{name}: {text}", path)
         return
+    _draw_head(name, maps, path, layer, head)
+
+
+def draw_pair(
+    loaded: TorchRun, pair: Pair, path: Path, layer: int | None, head: int | None
+) -> None:
+    """Cross-attention between the words of a sentence with gold links, which are framed."""
+    links = [(target, source) for source, target in pair.alignment]
+    _draw_head("decoder.cross", word_alignment(loaded, pair), path, layer, head, links)
+
+
+def _draw_head(
+    name: str,
+    maps: TextMaps,
+    path: Path,
+    layer: int | None,
+    head: int | None,
+    links: Sequence[tuple[int, int]] = (),
+) -> None:
     at = len(maps.weights) if layer is None else layer
     title = f"{name}, layer {at}, " + ("mean over its heads" if head is None else f"head {head}")
-    title += "" if pair is None else " (frames: gold alignment)"
-    marks = [] if pair is None else [(j, i) for i, j in pair.alignment]
-    heat_map(maps.head(at, head), maps.rows, maps.columns, title, path, marks=marks)
+    title += " (frames: gold alignment)" if links else ""
+    plots.heat_map(maps.head(at, head), maps.rows, maps.columns, title, path, marks=links)
 
 
 def _known_pair(loaded: TorchRun, text: str) -> Pair | None:
