@@ -26,7 +26,7 @@ in PYTHONPATH:
 
     INTO="--no-compile --no-deps -c constraints.txt --target carry"
     pip install $INTO --python-version 3.12 --only-binary=:all: hypothesis sortedcontainers \\
-        beartype mido starlette uvicorn anyio h11 idna absl-py six nltk
+        beartype mido tomli-w starlette uvicorn anyio h11 idna absl-py six nltk
     pip install $INTO rouge-score
     PYTHONPATH=carry python scripts/mutants.py --processes 14 --minutes 9 --out mutants.jsonl
 """
