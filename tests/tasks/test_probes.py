@@ -26,7 +26,7 @@ from manyheads.phrasebook import Pair
 from manyheads.recipes import read_recipe
 from manyheads.run import make_trainer
 from manyheads.tasks.images import from_pixels, normalize
-from manyheads.tasks.probes import LanguageProbe, crossings, probe_steps
+from manyheads.tasks.probes import ImageProbe, LanguageProbe, crossings, probe_steps
 from manyheads.tokenizer.train import Bpe
 from manyheads.train.optimizer import Train
 
@@ -192,6 +192,38 @@ def test_a_classifier_names_fixed_pictures(texts: Path, tmp_path: Path, first: s
         assert np.allclose(probe["maxima"], greatest[..., 0], atol=1e-5)
         expected = (looks / greatest).unflatten(-1, (side, side))
         assert np.abs(attention(probe) / 255 - expected.numpy()).max() <= 0.5 / 255 + 1e-4
+
+
+@pytest.mark.parametrize("name", ["causal stream", "pictures"])
+def test_no_probe_changes_a_training(
+    texts: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even by drawing random numbers, in a trainer whose steps do not seed their own."""
+    drawn = []
+
+    def measure_and_draw(measure: Any) -> Any:
+        def measured(probe: Any, model: Any) -> Any:
+            drawn.append((torch.rand(3), np.random.rand()))
+            return measure(probe, model)
+
+        return measured
+
+    for kind in (LanguageProbe, ImageProbe):
+        monkeypatch.setattr(kind, "measure", measure_and_draw(kind.measure))
+    monkeypatch.setattr("manyheads.train.loop.seed_step", lambda *_: None)
+    states, models = [], []
+    for folder, probes in (("with", 6), ("without", 0)):
+        torch.manual_seed(1)
+        np.random.seed(1)
+        run = train_case(
+            name, texts, tmp_path / folder, f"train.probes={probes}", "model.dropout=0.2"
+        )
+        states.append(np.random.rand())
+        models.append(load_torch_run(run).model.state_dict())
+        assert (run / "probes").exists() == bool(probes)
+        assert len(drawn) == len(probe_steps(12, 6))
+    assert states[0] == states[1]
+    assert all(torch.equal(models[0][key], models[1][key]) for key in models[0])
 
 
 def test_probes_of_a_large_model_stay_small(tmp_path: Path) -> None:

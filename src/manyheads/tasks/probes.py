@@ -20,7 +20,8 @@ shows the result. An example is a sentence to translate, a text to continue or a
 import base64
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from math import isqrt
@@ -53,6 +54,15 @@ MAX_PROMPTS = 4
 MAX_WINDOW = 28  # tokens of a prompt and its continuation
 MAX_CLASSES = 10  # the likeliest ones of a picture
 MAX_PICTURE_SIDE = 96  # pixels of a stored picture
+
+
+@contextmanager
+def random_state_kept(device: torch.device) -> Iterator[None]:
+    """Restore the random states of NumPy and PyTorch at the end."""
+    numpy = np.random.get_state()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+    np.random.set_state(numpy)
 
 
 def probe_steps(steps: int, count: int) -> set[int]:
@@ -96,9 +106,13 @@ class BaseProbe:
 
     @torch.no_grad()
     def record(self, model: Any, step: int) -> None:
-        """Append a line for this step, and save the weights if requested."""
+        """Append a line for this step, and save the weights if requested.
+
+        Random numbers that a probe draws do not change those of the training.
+        """
         model.eval()
-        line = {"step": step, **self.measure(model)}
+        with random_state_kept(next(model.parameters()).device):
+            line = {"step": step, **self.measure(model)}
         path = self.folder / PROBES
         try:
             with path.open("a", encoding="utf-8") as file:
