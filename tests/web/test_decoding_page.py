@@ -195,6 +195,13 @@ def test_the_stage_follows_the_step(page: Any) -> None:  # noqa: F811
       return box.left >= 0 && box.right <= innerWidth && box.top >= 0;
     })"""
     page.wait_for_function(seen)
+    least = """() => {
+      const tree = document.querySelector(".beam .tree svg");
+      const zoom = tree.getBoundingClientRect().width / tree.width.baseVal.value;
+      const sizes = [...tree.querySelectorAll("text")].map((one) => one.getAttribute("font-size"));
+      return zoom * Math.min(...sizes);
+    }"""
+    assert page.evaluate(least) >= 28
 
 
 def test_what_is_typed_is_never_markup(page: Any) -> None:  # noqa: F811

@@ -10,6 +10,7 @@ from tests.web.test_tour_page import STEPS
 
 from manyheads.commands.serve import view
 from manyheads.errors import UserError
+from manyheads.lab.quiz import QUIZZES, as_dict, find
 from manyheads.web.export import export
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -94,6 +95,18 @@ def test_the_other_pages_hold_several_sentences(page: Any, site: str) -> None:
             expect(page.locator("#problem")).to_be_hidden()
     page.locator("textarea").first.fill("A sentence of another day.")
     expect(page.locator("#problem")).to_contain_text("no server")
+
+
+def test_the_quiz_works_from_a_file(page: Any, site: str) -> None:
+    page.goto(f"{site}#/quiz")
+    expect(page.locator(".quiz")).to_have_count(len(QUIZZES))
+    for quiz in QUIZZES:
+        letter = f"-{next(iter(quiz.choices))}" if quiz.choices else ""
+        page.locator(f"#quiz-{quiz.name}{letter}").click()
+    expected = as_dict(find("thinking"))["findings"][0]["text"]
+    expect(page.locator(".quiz").filter(has_text="Thinking").first).to_contain_text(expected)
+    expect(page.locator("#problem")).to_be_hidden()
+    expect(page.get_by_role("status")).to_contain_text("right")
 
 
 def test_a_missing_run_is_refused(tmp_path: Path) -> None:

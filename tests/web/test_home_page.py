@@ -190,14 +190,48 @@ def test_the_difference_map_is_the_difference(
     )
     assert np.abs(now - past).max() > 1e-3
     assert np.allclose(drawn, now - past, atol=1e-6)
-    figure = page.get_by_role("region", name="Comparison").locator("figure").nth(2)
-    now, past = (
-        lens(address, run=run, text=SENTENCE, target=target)
-        for run in ("translator", f"translator@{steps[2]}")
-    )
-    assert np.allclose(save_csv(page, figure, tmp_path), now - past, atol=1e-5)
     page.get_by_label("Compare with").select_option("")
     expect(page.get_by_role("region", name="Comparison")).to_be_hidden()
+
+
+def test_two_steps_on_lens(page: Any, address: str, folder: Path, tmp_path: Path) -> None:
+    target, past = "Der Hund.", f"translator@{watching.probes(folder)[2]['step']}"
+    visit(page, f"/lens?run=translator&text={SENTENCE}&target={target}")
+    page.get_by_label("Compare with").select_option(past)
+    figures = page.get_by_role("region", name="Comparison").locator("figure")
+    expect(figures.nth(1)).to_be_visible()
+    mine, its = (
+        lens(address, run=run, text=SENTENCE, target=target) for run in ("translator", past)
+    )
+    assert np.abs(mine - its).max() > 1e-3
+    assert np.allclose(save_csv(page, figures.nth(0), tmp_path), its, atol=1e-5)
+    assert np.allclose(save_csv(page, figures.nth(1), tmp_path), mine - its, atol=1e-5)
+    page.go_back()
+    expect(page.get_by_role("region", name="Comparison")).to_be_hidden()
+
+
+@pytest.mark.parametrize("head", [0, None])
+def test_two_steps_on_translate(
+    page: Any, address: str, folder: Path, tmp_path: Path, head: int | None
+) -> None:
+    """The attention to the source of one head, or the mean of a layer, for the same translation."""
+    past = f"translator@{watching.probes(folder)[2]['step']}"
+    chosen = "" if head is None else f"&head={head}"
+    visit(page, f"/translate?run=translator&text={SENTENCE}&layer=1{chosen}")
+    target = page.locator("output.sentence").inner_text()
+    page.get_by_label("Compare with").select_option(past)
+    figure = page.get_by_role("region", name="Comparison").locator("figure").nth(1)
+    expect(figure).to_be_visible()
+    heads = range(2) if head is None else [head]
+
+    def mean(run: str) -> np.ndarray:
+        trace = shared.requested(page, address, run=run, text=SENTENCE, target=target)["trace"]
+        maps = [shared.weights(address, trace, "decoder.cross", 1, one) for one in heads]
+        return np.mean(maps, axis=0)
+
+    difference = mean("translator") - mean(past)
+    assert np.abs(difference).max() > 1e-3
+    assert np.allclose(save_csv(page, figure, tmp_path), difference, atol=1e-6)
 
 
 def test_two_steps_on_watch(page: Any, folder: Path, tmp_path: Path) -> None:

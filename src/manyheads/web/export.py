@@ -29,7 +29,18 @@ from manyheads.web.library import Library
 from manyheads.web.runs import summary
 
 TEXTS = 4  # sentences of a run: its example, and those that Watch shows
-PAGES = ("runs", "tour", "watch", "flow", "attention", "tokens", "translate", "decode", "train")
+PAGES = (
+    "runs",
+    "tour",
+    "watch",
+    "flow",
+    "attention",
+    "tokens",
+    "translate",
+    "decode",
+    "train",
+    "quiz",
+)
 FILE = "index.html"
 SAMPLING = {"temperature": 1, "top_k": 0, "top_p": 1, "seed": 0}  # the defaults of Decode
 ALTERNATIVES = 20  # `REQUESTED` of translate.js
@@ -58,6 +69,8 @@ async def _record(folder: Path, runs: list[dict[str, Any]]) -> dict[str, Any]:
         await recorder.get(f"/page/{file}")
     shown = [_without_path(run) for run in runs]
     await recorder.get("/api/runs", change=lambda answer: {**answer, "runs": shown})
+    for quiz in (await recorder.get("/api/quizzes"))["quizzes"]:
+        await recorder.post("/api/quiz", name=quiz["name"])
     texts = {run["name"]: _texts(recorder.library, run) for run in runs}
     for name in texts:
         await recorder.run(name)

@@ -6,6 +6,7 @@ import test from "node:test";
 // The browser's location and history, as far as state.js uses them.
 globalThis.location = new URL("http://127.0.0.1/");
 globalThis.addEventListener = () => {};
+globalThis.document = { createTreeWalker: () => ({}) }; // what lit-html reads when it is loaded
 const visited = [];
 globalThis.history = {
   pushState: (_data, _title, to) => {

@@ -1,39 +1,34 @@
 // Probabilities as bars: the tokens at a position, the classes of a picture, the words for a mask.
 
 import { LINES } from "./colour.js";
-import { element, escaped, shown, visible } from "./dom.js";
+import { element, escaped, html, nothing, render, shown, visible } from "./dom.js";
 import { Figure } from "./figure.js";
 
 const ROW = 20; // the height of a bar and its gap in a file
 
 /**
  * @typedef {object} Bar
- * @property {string|HTMLElement} label @property {number[]} values one bar each, 0 to 1
+ * @property {string|import("./dom.js").Template} label @property {number[]} values one bar each, 0 to 1
  * @property {string[]} [texts] the label after each bar; its number if omitted
  * @property {number} [extra] one more number @property {boolean} [strong]
  */
 
 /** A row for each bar, in a table. @param {Bar[]} bars @param {string} [extra] the name of the extra number */
 export function barTable(bars, extra = "") {
-  return element("table", { class: "bars" }, ...bars.map((bar) => barRow(bar, extra)));
+  return html`<table class="bars"><tbody>${bars.map((bar) => barRow(bar, extra))}</tbody></table>`;
 }
 
 /** @param {Bar} bar @param {string} name */
 function barRow({ label, values, texts = values.map((value) => shown(value)), extra, strong }, name) {
   const words = typeof label === "string" ? visible(label) : label;
-  const levels = values.map((value, at) => {
-    const level = element("span", { class: `level${at ? " second" : ""}` });
-    level.style.width = `${(100 * value).toFixed(1)}%`;
-    return level;
-  });
-  return element(
-    "tr",
-    typeof label === "string" ? { "data-token": label } : {},
-    element("th", { scope: "row" }, strong ? element("mark", {}, words) : words),
-    element("td", { class: "levels", "aria-hidden": "true" }, ...levels),
-    element("td", {}, ...texts.map((text) => element("span", { class: "of" }, text))),
-    extra === undefined ? null : element("td", {}, `${name} ${shown(extra)}`),
-  );
+  // A property, because the content security policy refuses style attributes.
+  const level = (value, at) => html`<span class="level ${at ? "second" : ""}" .style=${`width: ${(100 * value).toFixed(1)}%`}></span>`;
+  return html`<tr data-token=${typeof label === "string" ? label : nothing}>
+    <th scope="row">${strong ? html`<mark>${words}</mark>` : words}</th>
+    <td class="levels" aria-hidden="true">${values.map(level)}</td>
+    <td>${texts.map((text) => html`<span class="of">${text}</span>`)}</td>
+    ${extra === undefined ? nothing : html`<td>${name} ${shown(extra)}</td>`}
+  </tr>`;
 }
 
 /** A figure of bars. */
@@ -59,7 +54,7 @@ export class Bars extends Figure {
     this.open(title);
     this.bars = bars;
     this.note.textContent = note;
-    this.body.replaceChildren(barTable(bars, this.extra));
+    render(barTable(bars, this.extra), this.body);
   }
 
   drawing() {

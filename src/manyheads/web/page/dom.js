@@ -1,8 +1,16 @@
-// Create elements, and helpers for all pages.
+// Templates (lit-html), elements, and the controls that all pages use.
+
+import { html, nothing, render } from "./vendor/lit-html.js";
+
+export { html, nothing, render };
+
+/** @typedef {import("./vendor/lit-html.js").TemplateResult} Template */
+/** @typedef {Template|Node|string|null} Part what a template can hold */
 
 /**
- * An element: `element("button", { class: "quiet", onclick: act }, "Go")`. A property that begins
- * with `on` listens; `true` sets an attribute without a value, and what is null or false is left out.
+ * An element, where a reference to it is needed: `element("canvas", { class: "watch", onclick: act })`.
+ * A property that begins with `on` listens; `true` sets an attribute without a value, and what is null
+ * or false is left out.
  * @template {keyof HTMLElementTagNameMap} Name
  * @param {Name} name @param {Record<string, any>} [properties] @param {...(Node|string|null)} children
  * @returns {HTMLElementTagNameMap[Name]}
@@ -35,23 +43,26 @@ function set(made, properties) {
 
 /**
  * A control with its label.
- * @param {string} label @param {HTMLElement} control @param {string} [kind] a class of the label
+ * @param {string} label @param {Part} control @param {string} [kind] a class of the label
  */
-export function labelled(label, control, kind = "") {
-  return element("label", { class: `field ${kind}` }, element("span", {}, label), control);
-}
+export const labelled = (label, control, kind = "") => html`<label class="field ${kind}"><span>${label}</span>${control}</label>`;
+
+/**
+ * A button; `pressed` makes it a toggle.
+ * @param {Part|Part[]} content @param {(event: Event) => void} act
+ * @param {{pressed?: boolean, kind?: string, id?: string, disabled?: boolean}} [how]
+ */
+export const button = (content, act, { pressed, kind, id, disabled = false } = {}) =>
+  html`<button type="button" class=${kind ?? nothing} id=${id ?? nothing} aria-pressed=${pressed ?? nothing} ?disabled=${disabled} @click=${act}>${content}</button>`;
 
 /**
  * A select; a value from the URL is added to the options if it is missing. @param {string[][]} options value and text of each
- * @param {string} chosen @param {(value: string) => void} change
+ * @param {string} chosen @param {(value: string) => void} change @param {string} [label] if it has no other
  */
-export function select(options, chosen, change) {
-  const made = element("select", { onchange: (event) => change(event.target.value) });
+export function select(options, chosen, change, label) {
   const known = options.some(([value]) => value === chosen);
-  for (const [value, text] of known ? options : [...options, [chosen, chosen]]) {
-    made.append(element("option", { value, selected: value === chosen }, text));
-  }
-  return made;
+  const all = known ? options : [...options, [chosen, chosen]];
+  return html`<select aria-label=${label ?? nothing} @change=${(event) => change(event.target.value)}>${all.map(([value, text]) => html`<option value=${value} .selected=${value === chosen}>${text}</option>`)}</select>`;
 }
 
 /**
@@ -59,21 +70,21 @@ export function select(options, chosen, change) {
  * @param {string} label @param {string[][]} options @param {string} chosen
  * @param {(value: string) => void} change
  */
-export function tabs(label, options, chosen, change) {
-  const buttons = options.map(([value, text]) =>
-    element(
-      "button",
-      { type: "button", "aria-pressed": String(value === chosen), onclick: () => change(value) },
-      text,
-    ),
-  );
-  return element("div", { class: "tabs", role: "group", "aria-label": label }, ...buttons);
-}
+export const tabs = (label, options, chosen, change) =>
+  html`<div class="tabs" role="group" aria-label=${label}>${options.map(([value, text]) => button(text, () => change(value), { pressed: value === chosen }))}</div>`;
 
-/** A checkbox with its label. */
-export function checkbox(label, checked, change) {
-  const box = element("input", { type: "checkbox", checked, onchange: (e) => change(e.target.checked) });
-  return element("label", { class: "check" }, box, label);
+/** A checkbox with its label, and a border of this colour if it has one. */
+export const checkbox = (label, checked, change, colour = "") =>
+  html`<label class="check" .style=${colour && `border-color: ${colour}`}><input type="checkbox" .checked=${checked} @change=${(event) => change(event.target.checked)} />${label}</label>`;
+
+/** 1 to `count`, as options of a select. @param {number} count */
+export const numbered = (count) => Array.from({ length: count }, (_, at) => [String(at), String(at + 1)]);
+
+/** Replaces the content of a place that several pages use. @param {HTMLElement} place @param {Part|Part[]} content */
+export function put(place, content) {
+  const root = element("div");
+  render(content, root);
+  place.replaceChildren(root);
 }
 
 /** Debounce: calls `act` after a pause, so that typing a word sends one request. */

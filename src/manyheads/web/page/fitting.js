@@ -1,6 +1,6 @@
 // Pages for one kind of model: the runs they support, and the message if there is none.
 
-import { element } from "./dom.js";
+import { html, put } from "./dom.js";
 import { fits, pageOf } from "./pages.js";
 import { lead, missing, usableRuns } from "./runs.js";
 
@@ -22,11 +22,7 @@ export async function fitting(page, name, signal) {
 /** The message of a page without a supported run, with the command that trains one. */
 export function nothingFits(place, page) {
   const { title, needed, command } = pageOf(page);
-  place.replaceChildren(
-    element("h1", {}, title),
-    lead(`This page needs ${needed}; this folder has none.`),
-    element("p", {}, "Train one: ", element("code", {}, command)),
-  );
+  put(place, html`<h1>${title}</h1>${lead(`This page needs ${needed}; this folder has none.`)}<p>Train one: <code>${command}</code></p>`);
 }
 
 /**
@@ -34,16 +30,9 @@ export function nothingFits(place, page) {
  * @param {(value: string) => void} change
  */
 export function numberInput(value, least, most, change, step = "1") {
-  return element("input", {
-    type: "number",
-    min: String(least),
-    max: String(most),
-    step,
-    required: true,
-    value: String(value),
-    onchange: ({ target }) => target.reportValidity() && change(target.value),
-    onblur: ({ target }) => target.checkValidity() || (target.value = String(value)),
-  });
+  const typed = ({ target }) => target.reportValidity() && change(target.value);
+  const left = ({ target }) => target.checkValidity() || (target.value = String(value));
+  return html`<input type="number" min=${least} max=${most} step=${step} required .value=${String(value)} @change=${typed} @blur=${left} />`;
 }
 
 /** An index input: shown from 1, stored in the URL from 0; null is empty. */
@@ -75,10 +64,10 @@ export function cellOf(text, otherwise = [0, 0]) {
 
 /**
  * The first cell of an alignment to show: the weight above ½ that is farthest from the diagonal, where word orders
- * differ. If no weight is above ½, the greatest one. @param {ArrayLike<number>} values row after row @param {number} columns
+ * differ. The last row, the end token, aligns with nothing. If no weight is above ½, the greatest one. @param {ArrayLike<number>} values row after row @param {number} columns
  */
 export function reordered(values, columns) {
-  const all = Array.from(values);
+  const all = Array.from(values).slice(0, values.length > columns ? -columns : undefined);
   const least = Math.min(0.5, all.reduce((most, one) => Math.max(most, one), 0));
   const rows = all.length / columns;
   const distances = all.map((value, cell) => (value < least ? -1 : Math.abs(Math.floor(cell / columns) / rows - (cell % columns) / columns)));

@@ -1,6 +1,6 @@
 // Text areas: the source text and, for translators, the target.
 
-import { afterPause, element, labelled } from "./dom.js";
+import { afterPause, element } from "./dom.js";
 import { change } from "./state.js";
 
 const pending = new WeakSet(); // areas with text that is not in the URL yet
@@ -27,14 +27,17 @@ export function textArea(key, forgotten = {}, { rows = 1, pause = 350 } = {}) {
   return element("textarea", { rows: String(rows), oninput, spellcheck: "false" });
 }
 
+/** A text area with its label. @param {string} label @param {HTMLTextAreaElement} area */
+const field = (label, area) => element("label", { class: "field wide" }, element("span", {}, label), area);
+
 /** Text and target side by side. */
 export class TextAndTarget {
   /** @param {Record<string, string>} [forgotten] */
   constructor(forgotten = {}) {
     this.text = textArea("text", forgotten);
     this.target = textArea("target", forgotten);
-    this.targetLabel = labelled("Target (empty: the model’s own output)", this.target, "wide");
-    this.root = element("div", { class: "pair" }, labelled("Text", this.text, "wide"), this.targetLabel);
+    this.targetLabel = field("Target (empty: the model’s own output)", this.target);
+    this.root = element("div", { class: "pair" }, field("Text", this.text), this.targetLabel);
   }
 
   show(text, target = "") {

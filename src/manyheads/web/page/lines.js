@@ -2,7 +2,7 @@
 // weight as opacity. A single query can be selected.
 
 import { LINES } from "./colour.js";
-import { element, escaped, labelled, select, shown, svgElement, visible } from "./dom.js";
+import { element, escaped, labelled, render, select, shown, svgElement, visible } from "./dom.js";
 import { Figure, onArrow } from "./figure.js";
 
 const ROW = 22; // the height of a token
@@ -51,7 +51,7 @@ export class Lines extends Figure {
     this.open(matrix.title);
     this.name = `${matrix.name}-lines`;
     const choice = select(TOPS.map((count) => [count, count]), String(top), this.change);
-    this.many.replaceChildren(labelled("Lines per query", choice));
+    render(labelled("Lines per query", choice), this.many);
     const { rows, columns, values } = matrix;
     this.topKeys = rows.map((_, at) => strongest(values, at, columns.length, top));
     this.left.replaceChildren(

@@ -1,6 +1,6 @@
 // The frame: menu, the page in the URL, stage mode, light and dark theme, help.
 
-import { checkbox, element, identity, select } from "./dom.js";
+import { button, checkbox, html, identity, nothing, put, render, select } from "./dom.js";
 import { linkRoles } from "./math.js";
 import { fits, pageOf, PAGES, sharedState } from "./pages.js";
 import { recording } from "./recording.js";
@@ -67,15 +67,13 @@ async function draw() {
   }
 }
 
+const ALL_RUNS = () => html`<p><a href=${address("runs", {})}>All runs</a></p>`;
+
 /** The content of an unknown address. */
 function nowhere() {
   drawn = "";
   say("");
-  content.replaceChildren(
-    element("h1", {}, "Page not found"),
-    element("p", { class: "lead" }, `There is no page at ${location.pathname}.`),
-    element("p", {}, element("a", { href: address("runs", {}) }, "All runs")),
-  );
+  put(content, html`<h1>Page not found</h1><p class="lead">There is no page at ${location.pathname}.</p>${ALL_RUNS()}`);
 }
 
 /** The content for an unknown run: the runs that this page can show. */
@@ -83,14 +81,10 @@ async function otherRuns(name, state, signal) {
   const runs = await usableRuns(signal).catch(() => []);
   if (signal.aborted) return;
   const fitted = runs.filter((one) => fits(pageOf(name), one));
-  const link = (one) => element("li", {}, element("a", { href: address(name, { stage: state.stage ?? "", theme: state.theme ?? "", run: one.name }) }, one.name));
+  const link = (one) => html`<li><a href=${address(name, { stage: state.stage ?? "", theme: state.theme ?? "", run: one.name })}>${one.name}</a></li>`;
+  const words = fitted.length ? "Choose a run:" : "No run of this folder fits this page.";
   content.classList.remove("stale");
-  content.replaceChildren(
-    element("h1", {}, pageOf(name).title),
-    element("p", { class: "lead" }, fitted.length ? "Choose a run:" : "No run of this folder fits this page."),
-    element("ul", {}, ...fitted.map(link)),
-    element("p", {}, element("a", { href: address("runs", {}) }, "All runs")),
-  );
+  put(content, html`<h1>${pageOf(name).title}</h1><p class="lead">${words}</p><ul>${fitted.map(link)}</ul>${ALL_RUNS()}`);
 }
 
 /** Finds the run in the URL, and draws the menu for it; without one the menu has all pages. */
@@ -119,41 +113,29 @@ function frame(name, state) {
   const title = pageOf(name)?.title ?? name;
   document.title = [title, state.run, "Manyheads"].filter(Boolean).join(" · ");
   document.documentElement.dataset.theme = state.theme ?? "";
-  const link = (page) =>
-    element("a", { href: address(page.name, sharedState(page.name, state)), "aria-current": page.name === name ? "page" : null }, page.title);
+  const link = (page) => html`<a href=${address(page.name, sharedState(page.name, state))} aria-current=${page.name === name ? "page" : nothing}>${page.title}</a>`;
   const shown = PAGES.filter((page) => page.name === name || page.everywhere || !run || fits(page, run));
-  const groups = [...new Set(shown.map((page) => page.group))].map((group) =>
-    element(
-      "div",
-      { class: "group", role: "group", "aria-label": group },
-      element("span", { "aria-hidden": "true" }, group),
-      ...shown.filter((page) => page.group === group).map(link),
-    ),
+  const groups = [...new Set(shown.map((page) => page.group))].map(
+    (group) => html`<div class="group" role="group" aria-label=${group}><span aria-hidden="true">${group}</span>${shown.filter((page) => page.group === group).map(link)}</div>`,
   );
   const menu = document.getElementById("pages");
-  menu.replaceChildren(...groups);
+  render(groups, menu);
   // On a phone the menu is one line that scrolls.
   const current = /** @type {HTMLElement|null} */ (menu.querySelector("[aria-current]"));
   if (current && menu.scrollWidth > menu.clientWidth) menu.scrollLeft = current.offsetLeft + (current.parentElement?.offsetLeft ?? 0) - menu.clientWidth / 2;
-  document.getElementById("tools").replaceChildren(
-    ...recordedTexts(name, state),
-    tool("Stage", Boolean(state.stage), toggleStage),
-    tool("Dark", isDark(), () => change({ theme: isDark() ? "light" : "dark" }, { replace: true })),
-    element("button", { type: "button", onclick: showHelp }, "Keys"),
+  const turn = () => change({ theme: isDark() ? "light" : "dark" }, { replace: true });
+  render(
+    [recordedTexts(name, state), button("Stage", toggleStage, { pressed: Boolean(state.stage) }), button("Dark", turn, { pressed: isDark() }), button("Keys", showHelp)],
+    document.getElementById("tools"),
   );
 }
 
 /** In a static copy: the sentences that it holds. */
 function recordedTexts(name, state) {
-  if (!recording || ["runs", "watch", "train"].includes(name)) return [];
+  if (!recording || ["runs", "watch", "train", "quiz"].includes(name)) return nothing;
   const texts = recording.texts[state.run] ?? Object.values(recording.texts)[0];
-  const choice = select(texts.map((text) => [text, text]), state.text ?? texts[0], (text) => go(address(name, { run: state.run ?? "", stop: state.stop ?? "", text })));
-  choice.setAttribute("aria-label", "Recorded sentence");
-  return [choice];
+  return select(texts.map((text) => [text, text]), state.text ?? texts[0], (text) => go(address(name, { run: state.run ?? "", stop: state.stop ?? "", text })), "Recorded sentence");
 }
-
-const tool = (text, pressed, act) =>
-  element("button", { type: "button", "aria-pressed": String(pressed), onclick: act }, text);
 
 function toggleStage() {
   change({ stage: read().stage ? "" : "1" }, { replace: true });
@@ -165,14 +147,11 @@ function isDark() {
 }
 
 function showHelp() {
-  const rows = [...keys, ...GLOBAL_KEYS].map(([key, meaning]) =>
-    element("tr", {}, element("th", {}, element("kbd", {}, key)), element("td", {}, meaning)),
-  );
-  const close = element("button", { type: "button", onclick: () => help.close() }, "Close");
+  const rows = [...keys, ...GLOBAL_KEYS].map(([key, meaning]) => html`<tr><th><kbd>${key}</kbd></th><td>${meaning}</td></tr>`);
   const letters = checkbox("Use keys that are single letters or signs", shortcutsOn(), (on) => {
     localStorage.setItem(SHORTCUTS, on ? "on" : "off");
   });
-  help.replaceChildren(element("h2", {}, "Keys"), element("table", {}, ...rows), letters, close);
+  render(html`<h2>Keys</h2><table><tbody>${rows}</tbody></table>${letters}${button("Close", () => help.close())}`, help);
   help.showModal();
 }
 

@@ -1,7 +1,7 @@
 // One part of the forward pass: its numbers, shape, formula and code.
 
 import { Bars } from "./bars.js";
-import { afterPause, element, shown, visible } from "./dom.js";
+import { afterPause, element, html, render, shown, visible } from "./dom.js";
 import { extent, formatted, groupOf, isStream, nameOf, shapeOf } from "./flowboxes.js";
 import { HeatMap } from "./heatmap.js";
 import { formulas } from "./math.js";
@@ -48,17 +48,17 @@ export class OpenBox {
     const group = box.stage === "tokens" ? "Into the model" : groupOf(box, layer, column.layers);
     const inHead = box.axes.startsWith("h") ? `, head ${Math.min(head, column.heads - 1) + 1}` : "";
     const title = `${nameOf(column)}, ${group[0].toLowerCase()}${group.slice(1)}${inHead}`;
-    this.title.replaceChildren(`${box.title} `, element("small", {}, title));
+    render(html`${box.title} <small>${title}</small>`, this.title);
     this.formula.replaceChildren(...formulas(box.formula));
     if (box.stage === "tokens") this.map.root.hidden = true;
     this.box = box;
     this.origin.hidden = true;
     this.pieces.hidden = box.stage !== "tokens";
     this.bars.root.hidden = box.words.length === 0;
-    this.code.replaceChildren(...box.code.flatMap((name) => sourceOf(name, sources[name])));
+    render(box.code.map((name) => sourceOf(name, sources[name])), this.code);
     if (box.stage === "tokens") {
       this.facts.textContent = `shape ${shapeOf(box)}`;
-      this.pieces.replaceChildren(chips(column.tokens, column.ids));
+      render(chips(column.tokens, column.ids), this.pieces);
       return;
     }
     const { least, greatest, low, high } = extent(box, numbers.values);
@@ -98,31 +98,27 @@ export class OpenBox {
     this.origin.hidden = cell.total === undefined;
     if (this.origin.hidden) return;
     const { rows, columns } = this.labels;
-    const where = element("small", {}, ` row “${visible(rows[row])}”, column “${visible(columns[column])}”: ${cell.rule}`);
-    this.origin.replaceChildren(element("h3", {}, "Where this number comes from", where), ...termTable(cell));
+    const where = `row “${visible(rows[row])}”, column “${visible(columns[column])}”: ${cell.rule}`;
+    render(html`<h3>Where this number comes from<small> ${where}</small></h3>${termTable(cell)}`, this.origin);
   }
 }
 
 /** The largest terms of a cell, what the others add, and the result. */
 function termTable({ terms, others, added, sum, then, total }) {
   const most = Math.max(...terms.map((term) => Math.abs(term.value)), 1e-12);
-  const line = (label, product, value, share) => {
-    const bar = element("span", { class: value < 0 ? "term below" : "term above" });
-    bar.style.width = `${(100 * share).toFixed(1)}%`;
-    return element("tr", {}, element("th", { scope: "row", "data-token": label }, visible(label)), element("td", {}, product), element("td", {}, formatted(value)), element("td", { class: "size" }, bar));
-  };
+  const line = (label, product, value, share) => html`<tr>
+    <th scope="row" data-token=${label}>${visible(label)}</th><td>${product}</td><td>${formatted(value)}</td>
+    <td class="size"><span class=${value < 0 ? "term below" : "term above"} .style=${`width: ${(100 * share).toFixed(1)}%`}></span></td>
+  </tr>`;
   const rows = terms.map((term) => line(term.label, term.right === 1 ? "" : `${formatted(term.left)} × ${formatted(term.right)}`, term.value, Math.abs(term.value) / most));
   if (others.count) rows.push(line(`${others.count} others`, "", others.value, Math.min(1, Math.abs(others.value) / most)));
   for (const { label, value } of added) rows.push(line(terms.length ? `+ ${label}` : label, "", value, 0));
   const result = then ? `Σ = ${formatted(sum, 5)}, ${then} = ` : "Σ = ";
-  return [element("table", { class: "terms" }, ...rows), element("p", { class: "total" }, result, element("output", {}, formatted(total, 5)))];
+  return html`<table class="terms"><tbody>${rows}</tbody></table><p class="total">${result}<output>${formatted(total, 5)}</output></p>`;
 }
 
 /** The source of a function with its location, inserted as text, not as markup. */
 function sourceOf(name, { at, text }) {
   const short = name.split(".").slice(-2).join(".");
-  return [
-    element("h3", {}, `${short} `, element("span", {}, at)),
-    element("pre", { tabindex: "0", role: "region", "aria-label": `Code of ${short}` }, element("code", {}, text)),
-  ];
+  return html`<h3>${short} <span>${at}</span></h3><pre tabindex="0" role="region" aria-label="Code of ${short}"><code>${text}</code></pre>`;
 }

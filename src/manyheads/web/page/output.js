@@ -1,7 +1,7 @@
 // The output of a model, and its output without some heads, side by side.
 
 import { barTable } from "./bars.js";
-import { element, shown, visible } from "./dom.js";
+import { html, nothing, shown, visible } from "./dom.js";
 import { changed, marked } from "./tokens.js";
 
 /**
@@ -9,13 +9,8 @@ import { changed, marked } from "./tokens.js";
  * The continuation (`text`) arrives last: until then an ellipsis is shown.
  */
 export function outputPanel(baseline, without) {
-  const rows = [row(without ? "Complete model" : "Output", baseline, null)];
-  if (without) rows.push(row("Without these heads", without, baseline));
-  return element("div", { class: "outputs" }, ...rows);
-}
-
-function row(title, output, before) {
-  return element("div", {}, element("h2", {}, title), ...content(output, before));
+  const row = (title, output, before) => html`<div><h2>${title}</h2>${content(output, before)}</div>`;
+  return html`<div class="outputs">${row(without ? "Complete model" : "Output", baseline, null)}${without ? row("Without these heads", without, baseline) : nothing}</div>`;
 }
 
 function content(output, before) {
@@ -27,22 +22,22 @@ function content(output, before) {
       return [sentence(output.text ?? "…", before?.text, "continuation: "), bars(output.top, before?.top), likelihood(output, "log P(text)"), ...(before === null ? [] : [tokenChanges(output, before)])];
     case "words":
       return output.masked
-        ? output.words.map((one, at) => element("div", {}, element("p", { class: "note" }, `mask ${at + 1}`), bars(one.top.slice(0, 5), before?.words[at]?.top)))
+        ? output.words.map((one, at) => html`<div><p class="note">mask ${at + 1}</p>${bars(one.top.slice(0, 5), before?.words[at]?.top)}</div>`)
         : [words(output, before)];
     case "labels":
       return [labels(output)];
     default:
-      return [element("p", { class: "note" }, "This model has no output head; only its attention maps are shown.")];
+      return html`<p class="note">This model has no output head; only its attention maps are shown.</p>`;
   }
 }
 
 /** A text with changed words marked. */
 function sentence(text, before, lead = "") {
-  return element("p", { class: "sentence" }, lead, ...(text ? marked(text, before ?? text) : ["(nothing)"]));
+  return html`<p class="sentence">${lead}${text ? marked(text, before ?? text) : "(nothing)"}</p>`;
 }
 
 function likelihood(output, name) {
-  return element("p", { class: "note told" }, `${name} = ${shown(output.log_probability)}, ${output.pieces.length} tokens`);
+  return html`<p class="note told">${name} = ${shown(output.log_probability)}, ${output.pieces.length} tokens</p>`;
 }
 
 /** log P of each token of the same text, with all heads and without some of them. */
@@ -50,9 +45,9 @@ function tokenChanges(output, before) {
   const cells = output.pieces.map((piece, at) => {
     const [was, is] = [before.log_probabilities[at], output.log_probabilities[at]];
     const sign = is - was < -0.005 ? "▼" : is - was > 0.005 ? "▲" : "";
-    return element("li", { "data-token": piece }, element("span", { class: "piece" }, visible(piece)), element("span", { class: "id" }, `${shown(was, 2)} → ${shown(is, 2)} ${sign}`));
+    return html`<li data-token=${piece}><span class="piece">${visible(piece)}</span><span class="id">${shown(was, 2)} → ${shown(is, 2)} ${sign}</span></li>`;
   });
-  return element("ol", { class: "chips", "aria-label": "log P of each token, complete model and without these heads" }, ...cells);
+  return html`<ol class="chips" aria-label="log P of each token, complete model and without these heads">${cells}</ol>`;
 }
 
 /** Probabilities as bars, with the earlier value of each if there is one. */
@@ -72,13 +67,13 @@ function words(output, before) {
     const { piece, probability } = one.top[0];
     const same = before === null || before.words[at]?.top[0].piece === piece;
     const text = `${visible(piece)} ${shown(probability, 2)}`;
-    return element("li", {}, element("span", {}, visible(one.piece)), " → ", same ? text : changed(text));
+    return html`<li><span>${visible(one.piece)}</span> → ${same ? text : changed(text)}</li>`;
   });
-  return element("ol", { class: "guesses" }, ...parts);
+  return html`<ol class="guesses">${parts}</ol>`;
 }
 
 function labels({ labels: names, scores }) {
   const rows = Array.isArray(scores[0]) ? scores : [scores];
   const line = (one) => names.map((name, at) => `${name} ${shown(one[at])}`).join(", ");
-  return element("p", { class: "sentence" }, rows.map(line).join(" · "));
+  return html`<p class="sentence">${rows.map(line).join(" · ")}</p>`;
 }

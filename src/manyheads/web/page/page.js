@@ -1,6 +1,6 @@
 // The way to define a page: its run, its elements, its keys.
 
-import { element } from "./dom.js";
+import { element, html, render } from "./dom.js";
 import { describe } from "./exports.js";
 import { fitting, nothingFits } from "./fitting.js";
 import { pageOf } from "./pages.js";
@@ -11,15 +11,15 @@ import { lead, runChoice } from "./runs.js";
  * @typedef {object} Now what a page shows
  * @property {import("./runs.js").Run} run @property {import("./runs.js").Run[]} runs that the page supports
  * @property {Record<string, string>} state @property {string} text of the URL, or the example of the run
- * @property {Node|string} choice of the run
- * @property {(...controls: (Node|string|null)[]) => void} controls sets the controls after the choice of the run
+ * @property {import("./dom.js").Part} choice of the run
+ * @property {(...controls: import("./dom.js").Part[]) => void} controls sets the controls after the choice of the run
  *
  * @typedef {object} Definition
  * @property {string} name in pages.js @property {string} about one line under the title
  * @property {[string, string][]} [keys] keys and their meaning, for the help
  * @property {(run: import("./runs.js").Run) => string|undefined} [example] a text for this page, in place of the example of the run
  * @property {boolean} [withoutRun] shown even if no run fits; it places the choice of the run where it needs it
- * @property {() => (Node|string)[]} build the elements below the controls, made once and reused while the state changes
+ * @property {() => import("./dom.js").Part|import("./dom.js").Part[]} build the elements below the controls, made once and reused while the state changes
  * @property {(now: Now, signal: AbortSignal) => Promise<void>} show
  * @property {(by: number) => void} [next] moves to the next state in stage mode, if the page has no arrow keys
  * @property {(event: KeyboardEvent) => void} [press] a key, unless it is typed into a control
@@ -40,7 +40,7 @@ export function definePage({ name, about, keys = [], withoutRun = false, example
     const { runs, run } = await fitting(name, state.run, signal);
     if (!run && !withoutRun) return nothingFits(place, name);
     if (root.parentNode !== place) {
-      root.replaceChildren(element("h1", {}, pageOf(name).title), lead(about), controls, instead, ...build());
+      render(html`<h1>${pageOf(name).title}</h1>${lead(about)}${controls}${instead}${build()}`, root);
       place.replaceChildren(root);
     }
     const other = run && state.run && state.run !== run.name;
@@ -49,12 +49,12 @@ export function definePage({ name, about, keys = [], withoutRun = false, example
     const choice = run ? runChoice(runs, run.name) : "";
     // The choice of the run comes first, so that another run can be chosen if this one fails.
     const first = withoutRun ? "" : choice;
-    if (controls.dataset.run !== run?.name) controls.replaceChildren(first);
+    if (controls.dataset.run !== run?.name) render([first], controls);
     controls.dataset.run = run?.name ?? "";
     // A static copy has recorded the example of the run.
     const text = state.text ?? (run && !recording ? example(run) : undefined) ?? run?.example ?? "";
     describe({ run: run?.name, text });
-    const set = (/** @type {(Node|string|null)[]} */ ...parts) => controls.replaceChildren(first, ...parts.filter((part) => part !== null));
+    const set = (/** @type {import("./dom.js").Part[]} */ ...parts) => void render([first, ...parts], controls);
     await show({ run, runs, state, text, choice, controls: set }, signal);
   }
 

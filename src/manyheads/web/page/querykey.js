@@ -1,6 +1,6 @@
 // A query meets a key: channel by channel what q · k is made of, and what weight came of it.
 
-import { element, labelled, select, shown, visible } from "./dom.js";
+import { element, labelled, render, select, shown, visible } from "./dom.js";
 import { HeatMap } from "./heatmap.js";
 import { change } from "./state.js";
 
@@ -20,10 +20,11 @@ export class QueryKey {
   show(head, [row, column]) {
     const { rows, columns, weights, queries, keys } = head;
     const [query, key] = [Math.min(row, rows.length - 1), Math.min(column, columns.length - 1)];
-    this.choice.replaceChildren(
+    const choices = [
       labelled("Query", this.choiceOf(rows, query, (value) => `${value},${key}`)),
       labelled("Key", this.choiceOf(columns, key, (value) => `${query},${value}`)),
-    );
+    ];
+    render(choices, this.choice);
     const channels = queries.shape.at(-1);
     if (keys.shape[0] !== columns.length || keys.shape[1] !== channels) {
       this.map.root.hidden = true;

@@ -1,7 +1,7 @@
 // The choice of a run, shared by all pages.
 
 import { get } from "./api.js";
-import { element, labelled, select } from "./dom.js";
+import { html, labelled, select } from "./dom.js";
 import { LASTING_KEYS } from "./pages.js";
 import { address, change, go, pageName, read } from "./state.js";
 
@@ -51,6 +51,4 @@ function open(run) {
 }
 
 /** The introductory line of a page. */
-export function lead(text) {
-  return element("p", { class: "lead" }, text);
-}
+export const lead = (text) => html`<p class="lead">${text}</p>`;

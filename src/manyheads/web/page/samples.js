@@ -1,6 +1,6 @@
 // What a model gave for a held-out example at each validation, from the probes of its training.
 
-import { element, labelled, select } from "./dom.js";
+import { element, html, labelled, render, select } from "./dom.js";
 import { kindOf } from "./watchparts.js";
 import { pictureText } from "./watchpictures.js";
 
@@ -33,19 +33,7 @@ export function probesAt(story, steps) {
 export class Samples {
   constructor() {
     this.sentence = 0;
-    this.choice = element("div", { class: "choice" });
-    this.rows = element("tbody");
-    this.root = element(
-      "section",
-      { class: "panel samples", "aria-label": "Samples", hidden: true },
-      element("h2", {}, "Output at each validation"),
-      this.choice,
-      element(
-        "div",
-        { class: "scroll" },
-        element("table", {}, element("thead", {}, element("tr", {}, ...["step", "output", "log P(ref)"].map((name) => element("th", { scope: "col" }, name)))), this.rows),
-      ),
-    );
+    this.root = element("section", { class: "panel samples", "aria-label": "Samples", hidden: true });
   }
 
   /** @param {{name: string, colour: string, source: import("./watchparts.js").Story, validated: number[]}[]} runs the first is the main one */
@@ -57,7 +45,6 @@ export class Samples {
     const { sentences } = main.source;
     this.sentence = Math.min(this.sentence, sentences.length - 1);
     const names = sentences.map((example, number) => [String(number), exampleName(example, number)]);
-    this.choice.replaceChildren(labelled("Example", select(names, String(this.sentence), (value) => this.choose(Number(value)))));
     const example = sentences[this.sentence];
     const rows = runs.flatMap((run) => {
       // Another run has its own examples: only the same one can be compared.
@@ -65,8 +52,16 @@ export class Samples {
       if (sentence < 0) return [];
       return probesAt(run.source, run.validated).map((at) => this.row(run, at, sentence));
     });
-    const reference = element("tr", { class: "reference" }, element("th", { scope: "row" }, "reference"), element("td", {}, example.target ?? example.label), element("td"));
-    this.rows.replaceChildren(...rows, reference);
+    const choice = select(names, String(this.sentence), (value) => this.choose(Number(value)));
+    render(
+      html`<h2>Output at each validation</h2>
+        <div class="choice">${labelled("Example", choice)}</div>
+        <div class="scroll"><table>
+          <thead><tr>${["step", "output", "log P(ref)"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+          <tbody>${rows}<tr class="reference"><th scope="row">reference</th><td>${example.target ?? example.label}</td><td></td></tr></tbody>
+        </table></div>`,
+      this.root,
+    );
   }
 
   choose(sentence) {
@@ -75,15 +70,11 @@ export class Samples {
   }
 
   row({ name, colour, source }, at, sentence) {
-    const dot = element("span", { class: "dot" });
-    dot.style.background = colour;
     const { step, sentences } = source.probes[at];
-    return element(
-      "tr",
-      {},
-      element("th", { scope: "row", title: name }, dot, String(step)),
-      element("td", {}, outputAt(source, at, sentence)),
-      element("td", {}, sum(sentences[sentence].reference_log_probs).toFixed(2)),
-    );
+    return html`<tr>
+      <th scope="row" title=${name}><span class="dot" .style=${`background: ${colour}`}></span>${step}</th>
+      <td>${outputAt(source, at, sentence)}</td>
+      <td>${sum(sentences[sentence].reference_log_probs).toFixed(2)}</td>
+    </tr>`;
   }
 }

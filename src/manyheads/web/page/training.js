@@ -1,7 +1,7 @@
 // Training from the page: a button that trains the demo, its progress, and a button that stops it.
 
 import { get, post } from "./api.js";
-import { element } from "./dom.js";
+import { button, element, html, nothing, render } from "./dom.js";
 import { recording } from "./recording.js";
 import { address, go } from "./state.js";
 
@@ -14,16 +14,17 @@ export async function trainingPanel(signal) {
   let follows = false; // to Watch, once the run is listed
   const show = (status) => {
     if (follows && status.listed) return go(address("watch", { run: status.run }));
-    panel.replaceChildren(...parts(status, act));
+    render(content(status, act), panel);
   };
   const act = async (what) => {
     follows = what === "start";
-    for (const button of panel.querySelectorAll("button")) button.disabled = true;
+    panel.inert = true;
     try {
       show(await post(`/api/training/${what}`, {}, signal));
     } catch (error) {
-      if (!signal.aborted) panel.append(element("p", { class: "broken", role: "alert" }, error.message));
+      if (!signal.aborted) panel.after(element("p", { class: "broken", role: "alert" }, error.message));
     }
+    panel.inert = false;
   };
   const again = async () => {
     if (signal.aborted) return;
@@ -39,19 +40,15 @@ export async function trainingPanel(signal) {
   return panel;
 }
 
-function parts({ run, state, listed, step, steps, reason, error }, act) {
-  const failed = error ? element("p", { class: "broken", role: "alert" }, error) : "";
+function content({ run, state, listed, step, steps, reason, error }, act) {
   if (state === "running") {
-    const bar = element("progress", { max: String(steps || 1), "aria-label": "Training of the demo" });
-    if (step) bar.setAttribute("value", String(step));
-    return [
-      element("strong", {}, step ? `Training the demo: step ${step} of ${steps}` : "Starting the training …"),
-      bar,
-      listed ? element("a", { class: "button", href: address("watch", { run }) }, "Watch it learn") : "",
-      element("button", { type: "button", onclick: () => act("stop") }, "Stop"),
-    ];
+    return html`<strong>${step ? `Training the demo: step ${step} of ${steps}` : "Starting the training …"}</strong>
+      <progress max=${steps || 1} value=${step || nothing} aria-label="Training of the demo"></progress>
+      ${listed ? html`<a class="button" href=${address("watch", { run })}>Watch it learn</a>` : nothing}
+      ${button("Stop", () => act("stop"))}`;
   }
-  if (reason) return [failed, state === "ended" ? element("p", { class: "note" }, `The training of ${run} has ended.`) : ""];
-  const about = "A translator from English to German, on this computer. You watch it learn from the first step.";
-  return [element("button", { type: "button", class: "primary", onclick: () => act("start") }, "Train the demo (4 minutes)"), element("span", { class: "note" }, about), failed];
+  const failed = error ? html`<p class="broken" role="alert">${error}</p>` : nothing;
+  if (reason) return [failed, state === "ended" ? html`<p class="note">The training of ${run} has ended.</p>` : nothing];
+  return html`${button("Train the demo (4 minutes)", () => act("start"), { kind: "primary" })}
+    <span class="note">A translator from English to German, on this computer. You watch it learn from the first step.</span>${failed}`;
 }

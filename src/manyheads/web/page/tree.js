@@ -3,7 +3,9 @@
 import { element, escaped, shown, visible } from "./dom.js";
 import { Figure } from "./figure.js";
 
-const BOX = { width: 114, height: 24, across: 144, down: 30, margin: 8, top: 22 };
+const BOX = { width: 126, height: 24, across: 154, down: 30, margin: 8, top: 22 };
+// Stage mode zooms by 2.5, and labels on stage have at least 28 pixels.
+const [LABEL, NUMBER] = [12, 11.5];
 const FILLS = { kept: "#0072b22e", ended: "#009e7340", pruned: "none" };
 const STROKES = { kept: "#0072b2", ended: "#009e73", pruned: "#8a8f94" };
 const ROOT = -1;
@@ -103,7 +105,7 @@ export class Tree extends Figure {
     const boxes = [this.box(ROOT, chosen)];
     for (let step = 1; step <= until; step++) {
       const x = BOX.margin + BOX.across * step;
-      boxes.push(`<text x="${x}" y="14" font-size="11" opacity="0.7">${step}</text>`);
+      boxes.push(`<text x="${x}" y="14" font-size="${NUMBER}" opacity="0.7">${step}</text>`);
     }
     this.nodes.forEach((node, at) => {
       if (node.step > until) return;
@@ -137,8 +139,8 @@ export class Tree extends Figure {
     const pale = node.state === "pruned" ? 'opacity="0.62"' : "";
     return (
       `<g data-node="${at}" data-state="${node.state}"${at === this.here() ? " data-here" : ""}><rect x="${x}" y="${y}" width="${BOX.width}" height="${BOX.height}" rx="${round}" fill="${FILLS[node.state]}" pointer-events="all" ${wide} ${dash}/>` +
-      `<text x="${x + 6}" y="${y + 16}" font-size="12" ${pale}>${escaped(label)}</text>` +
-      `<text x="${x + BOX.width - 5}" y="${y + 16}" font-size="10" text-anchor="end" ${pale}>${score}</text></g>`
+      `<text x="${x + 6}" y="${y + 16}" font-size="${LABEL}" ${pale}>${escaped(label)}</text>` +
+      `<text x="${x + BOX.width - 5}" y="${y + 16}" font-size="${NUMBER}" text-anchor="end" ${pale}>${score}</text></g>`
     );
   }
 

@@ -60,7 +60,7 @@ export function drawLanguage(context, story, moment, theme, box) {
 /** Tokens in a row; upright where they would be too small. */
 function words(context, tokens, box) {
   const row = place(context, tokens, box.width, box.narrow ? 12 : 17);
-  if (row.font >= 10) return { ...row, upright: false };
+  if (row.font >= (box.staged ? 12 : 10)) return { ...row, upright: false };
   const step = (box.right - box.left) / tokens.length;
   return { ...row, font: 12, upright: true, centres: tokens.map((_, at) => box.left + step * (at + 0.5)) };
 }

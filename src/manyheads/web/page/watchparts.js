@@ -95,8 +95,11 @@ export function mostReordered(story) {
   return crossings.indexOf(Math.max(...crossings));
 }
 
-/** x of each token's centre; the font shrinks until the line fits. */
-export function place(context, tokens, wide, size) {
+/**
+ * x of each token's centre; the font shrinks until the line fits. Where it would be smaller than `least`, every other
+ * token is in a second row (`rows`: 0 or 1).
+ */
+export function place(context, tokens, wide, size, least = 0) {
   const labels = tokens.map((token) => (/^[<[].+[>\]]$/.test(token) ? "■" : token.trim() || "·"));
   let [font, gap] = [size + 1, 0];
   /** @type {number[]} */
@@ -107,13 +110,37 @@ export function place(context, tokens, wide, size) {
     widths = labels.map((label) => context.measureText(label).width);
     gap = (wide - widths.reduce((a, b) => a + b, 0)) / (labels.length + 1);
   } while (gap < 4 && font > 7);
+  if (font < least) return placeInTwoRows(context, labels, wide, size);
   gap = Math.min(gap, 4 * font);
   let x = (wide - widths.reduce((a, b) => a + b, 0) - gap * (labels.length - 1)) / 2;
   const centres = widths.map((width) => {
     x += width + gap;
     return x - gap - width / 2;
   });
-  return { labels, centres, font, widths };
+  return { labels, centres, font, rows: labels.map(() => 0) };
+}
+
+/** A token may overlap its neighbours, which are in the other row. */
+function placeInTwoRows(context, labels, wide, size) {
+  let font = size + 1;
+  /** @type {number[]} */
+  let centres;
+  /** @type {number} */
+  let end;
+  do {
+    font -= 1;
+    context.font = `${font}px ${FONT}`;
+    const widths = labels.map((label) => context.measureText(label).width);
+    centres = [];
+    widths.forEach((width, at) => {
+      const inRow = at > 1 ? centres[at - 2] + widths[at - 2] / 2 + 6 : 0;
+      centres.push(Math.max(inRow + width / 2, at ? centres[at - 1] + 10 : 0));
+    });
+    end = Math.max(...centres.map((centre, at) => centre + widths[at] / 2));
+  } while (end > wide && font > 7);
+  const spread = Math.min(1.5, wide / end);
+  const shift = (wide - end * spread) / 2;
+  return { labels, centres: centres.map((centre) => shift + centre * spread), font, rows: labels.map((_, at) => at % 2) };
 }
 
 /** x on the curve of a probe: probes are evenly spaced, which is a logarithmic scale of steps. */
@@ -197,7 +224,7 @@ export function drawOutput(context, tokens, logProbs, moment, theme, box) {
   context.font = `13px ${FONT}`;
   context.fillStyle = theme.quiet;
   context.fillText("it writes", box.left, box.write);
-  const size = box.narrow || box.staged ? 14 : 18;
+  const size = box.staged ? 12.5 : box.narrow ? 14 : 18;
   context.font = `${size}px ${FONT}`;
   let [x, y] = [box.left + 70, box.write];
   if (!tokens.length) context.fillText("(nothing)", x, y);

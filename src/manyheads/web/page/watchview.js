@@ -8,6 +8,7 @@ import { drawPictures, pictureLayout } from "./watchpictures.js";
 /** @typedef {import("./watchparts.js").Story} Story @typedef {import("./watchparts.js").Moment} Moment */
 
 const LEAST = 0.02; // weights below are not drawn
+const ROW = 14; // from a row of words to the second one
 
 /**
  * Positions of everything for a canvas of this width. @param {number} width
@@ -17,15 +18,16 @@ const LEAST = 0.02; // weights below are not drawn
 export function layout(width, kind = "translation", heads = 8, examples = 8, most = Infinity) {
   const staged = most < Infinity;
   const narrow = width < 560 && !staged;
-  const [top, curve] = staged ? [52, 44] : [narrow ? 84 : 62, 80];
-  const base = { width, narrow, staged, kind, top, curve, left: 16, right: width - 16, end: width - 16, lines: 2, maps: null };
+  const second = kind === "translation" && (staged || narrow) ? ROW : 0; // words may need two rows
+  const [top, curve] = staged ? [50 + second, 38] : [(narrow ? 84 : 62) + second, 80];
+  const base = { width, second, narrow, staged, kind, top, curve, left: 16, right: width - 16, end: width - 16, lines: 2, maps: null };
   if (kind === "images") return closed({ ...base, ...pictureLayout(base, heads, examples, most) });
   const plain = kind === "language" ? 140 : Math.min(380, Math.max(170, 0.35 * width - 215));
   const below = { translation: 32, language: 50 }[kind]; // from the words to the output, on stage
-  const tall = staged ? Math.max(60, most - top - 14 - below - 32 - curve - 26) : narrow ? 150 : plain;
+  const tall = staged ? Math.max(60, most - top - 14 - below - second - 28 - curve - 26) : narrow ? 150 : plain;
   const target = top + 14 + tall;
-  if (staged) return closed({ ...base, target, write: target + below, axis: target + below + 32 });
-  if (kind === "translation") return closed({ ...base, target, write: target + 44, axis: target + 78 });
+  if (staged) return closed({ ...base, target, write: target + below + second, axis: target + below + second + 28 });
+  if (kind === "translation") return closed({ ...base, target, write: target + 44 + second, axis: target + 78 + second });
   const write = target + (narrow ? 92 : 56);
   const maps = mapLayout(base, narrow ? write + 48 : write - 20, heads);
   return closed({ ...base, target, write, maps, lines: narrow ? 2 : 5, end: narrow ? base.right : maps.left - 24, axis: maps.bottom + 14 });
@@ -54,9 +56,9 @@ function drawTranslation(context, story, moment, theme, box) {
   drawDots(context, story, moment, theme, box, heads);
 
   // Words and ribbons.
-  const size = box.narrow ? 13 : box.staged ? 17 : 19;
-  const above = place(context, sentence.source_tokens, box.width, size);
-  const below = place(context, sentence.target_tokens, box.width, size);
+  const [size, least] = box.narrow ? [13, 11] : box.staged ? [13, 12] : [19, 0];
+  const above = place(context, sentence.source_tokens, box.width, size, least);
+  const below = place(context, sentence.target_tokens, box.width, size, least);
   const shown = moment.token < 0 ? below.labels.length : moment.token + 1;
   const slot = Math.max(1.2, Math.min(7, (box.width / Math.max(above.labels.length, below.labels.length) - 6) / heads));
   for (let head = 0; head < heads; head++) {
@@ -76,15 +78,15 @@ function drawTranslation(context, story, moment, theme, box) {
   context.textAlign = "center";
   context.fillStyle = theme.text;
   context.font = `${above.font}px ${FONT}`;
-  above.labels.forEach((label, s) => context.fillText(label, above.centres[s], box.top));
+  above.labels.forEach((label, s) => context.fillText(label, above.centres[s], box.top - ROW * above.rows[s]));
   context.font = `${below.font}px ${FONT}`;
   below.labels.forEach((label, t) => {
     context.fillStyle = theme.text;
     context.globalAlpha = t < shown ? 1 : 0.25;
-    context.fillText(label, below.centres[t], box.target);
+    context.fillText(label, below.centres[t], box.target + ROW * below.rows[t]);
     context.globalAlpha = 1;
   });
-  drawBars(context, below.centres.slice(0, shown), box.target + 7, theme, (t) => Math.exp(probe.reference_log_probs[t]));
+  drawBars(context, below.centres.slice(0, shown), box.target + 7 + ROW * Math.max(...below.rows), theme, (t) => Math.exp(probe.reference_log_probs[t]));
 
   drawOutput(context, probe.tokens.slice(0, -1), probe.log_probs, moment, theme, box);
   return below.centres;

@@ -1,6 +1,6 @@
 // Shared by Translate and Decode: tokens as buttons, tokens in the URL.
 
-import { element, escaped, shown, spelled, visible } from "./dom.js";
+import { escaped, html, shown, spelled, visible } from "./dom.js";
 
 /** The beam widths to choose from. */
 export const BEAMS = ["1", "2", "3", "4", "5", "6", "7", "8"].map((beam) => [beam, beam]);
@@ -24,31 +24,19 @@ export const integer = (text) => (/^\d+$/.test(text ?? "") ? Number(text) : unde
  */
 export function pieceButtons(label, pieces, chances, { chosen, given, choose }) {
   const stop = chosen >= 0 ? chosen : Math.max(0, given - 1);
-  const buttons = pieces.map((piece, at) =>
-    element(
-      "button",
-      {
-        type: "button",
-        class: at < given ? "given" : "",
-        tabindex: at === stop ? "0" : "-1",
-        "aria-pressed": String(at === chosen),
-        "aria-label": `${visible(piece)} ${shown(chances[at], 2)}: position ${at + 1}${at < given ? ", forced" : ""}`,
-        onclick: () => choose(at),
-      },
-      element("span", { class: "piece" }, visible(piece)),
-      " ",
-      element("span", { class: "id" }, shown(chances[at], 2)),
-    ),
-  );
+  const piece = (text, at) => html`<button type="button" class=${at < given ? "given" : ""} tabindex=${at === stop ? 0 : -1} aria-pressed=${at === chosen}
+    aria-label=${`${visible(text)} ${shown(chances[at], 2)}: position ${at + 1}${at < given ? ", forced" : ""}`} @click=${() => choose(at)}>
+    <span class="piece">${visible(text)}</span> <span class="id">${shown(chances[at], 2)}</span></button>`;
   const walk = (event) => {
-    const at = buttons.indexOf(/** @type {HTMLButtonElement} */ (document.activeElement));
+    const buttons = [...event.currentTarget.children];
+    const at = buttons.indexOf(document.activeElement);
     const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: buttons.length - 1 }[event.key];
     if (at < 0 || !buttons[to]) return;
     event.preventDefault();
     buttons[to].focus();
-    buttons.forEach((button, number) => (button.tabIndex = number === to ? 0 : -1));
+    buttons.forEach((one, number) => (one.tabIndex = number === to ? 0 : -1));
   };
-  return element("div", { class: "written", role: "group", "aria-label": label, onkeydown: walk }, ...buttons);
+  return html`<div class="written" role="group" aria-label=${label} @keydown=${walk}>${pieces.map(piece)}</div>`;
 }
 
 /**

@@ -2,7 +2,7 @@
 
 import { post, tensor } from "../api.js";
 import { compareChoice, Comparison } from "../compare.js";
-import { element, labelled, select, shown, tabs } from "../dom.js";
+import { button, element, html, labelled, render, select, shown, tabs } from "../dom.js";
 import { describe } from "../exports.js";
 import { cellOf, limited, reordered } from "../fitting.js";
 import { TextAndTarget } from "../form.js";
@@ -63,9 +63,10 @@ async function show({ run, runs, state, text, controls }, signal) {
   screen.now = now;
   describe({ run: run.name, text, target: state.target, attention: nameOf(now.map.name), layer: now.layer + 1, head: now.head + 1, "without heads": off.join(" ") });
   controls(...controlsOf(now));
-  screen.output.replaceChildren(outputPanel(baseline.output, off.length ? trace.output : null));
+  render(outputPanel(baseline.output, off.length ? trace.output : null), screen.output);
   await Promise.all([allHeads(now, signal), near(now, signal)]);
-  await screen.comparison.show({ ...now, text }, state.beside, signal);
+  const title = `layer ${now.layer + 1}, head ${now.head + 1}`;
+  await screen.comparison.show({ run, text, trace, map: now.map, which: { layer: now.layer, head: now.head }, title }, state.beside, signal);
   if (state.sweep === "1") await showSweep(request, now, signal);
   else screen.sweep.root.remove();
   if (trace.output.kind === "continuation") await showContinuation(request, off, { baseline, trace }, signal);
@@ -126,7 +127,7 @@ async function showSweep(request, { trace, map, layer, head }, signal) {
 /** The continuation of a language model, requested last because no map depends on it. */
 async function showContinuation(request, off, { baseline, trace }, signal) {
   const [long, short] = await Promise.all([[], ...(off.length ? [off] : [])].map((heads) => post("/api/continue", { ...request, off: heads }, signal)));
-  screen.output.replaceChildren(outputPanel({ ...baseline.output, ...long }, short ? { ...trace.output, ...short } : null));
+  render(outputPanel({ ...baseline.output, ...long }, short ? { ...trace.output, ...short } : null), screen.output);
 }
 
 function build() {
@@ -140,8 +141,6 @@ function build() {
       change: (top) => change({ top }),
     }),
     queryKey: new QueryKey(),
-    more: element("details", { class: "more" }),
-    display: element("div", { class: "controls" }),
     about: element("div", { class: "controls about" }),
     facts: element("dl", { class: "facts" }),
     near: element("div"),
@@ -151,28 +150,29 @@ function build() {
     left: element("div", { class: "stacked" }),
     cached: { key: "", bytes: null },
   };
-  made.more.append(element("summary", {}, "Display"), made.display);
   made.left.append(made.grid.root, made.facts);
   for (const view of [made.map, made.lines]) view.root.dataset.stage = "One head";
   screen = made;
-  const detail = element("section", { class: "near", "aria-label": "One head" }, made.about, made.near);
-  return [made.form.root, made.output, element("div", { class: "split" }, made.left, detail), made.comparison.root];
+  return html`${made.form.root}${made.output}
+    <div class="split">${made.left}<section class="near" aria-label="One head">${made.about}${made.near}</section></div>
+    ${made.comparison.root}`;
 }
 
 function controlsOf({ run, runs, state, trace, map }) {
   const kinds = trace.maps.map((one) => [one.name, nameOf(one.name)]);
   const by = [["", "layer and head"], ...Object.keys(map.statistics).map((name) => [name, STATISTICS[name]])];
-  screen.display.replaceChildren(
+  const display = [
     labelled("Sort by", select(by, state.by in map.statistics ? state.by : "", (value) => change({ by: value }))),
     labelled("Palette", select([["", "white to ink"], ["viridis", "viridis"]], state.palette ?? "", (value) => change({ palette: value }))),
     labelled("Colours", select(COLOURS, state.colours === "own" ? "own" : "", (value) => change({ colours: value }))),
-  );
+  ];
+  const sweeps = state.sweep === "1";
   return [
     tabs("Which attention", kinds, map.name, (value) => change({ map: value, cell: "", query: "" })),
-    screen.more,
+    html`<details class="more"><summary>Display</summary><div class="controls">${display}</div></details>`,
     compareChoice(runs, run, state.beside),
     ["text", "continuation"].includes(trace.output.kind)
-      ? element("button", { type: "button", "aria-pressed": String(state.sweep === "1"), onclick: () => change({ sweep: state.sweep === "1" ? "" : "1" }) }, "Sweep all heads")
+      ? button("Sweep all heads", () => change({ sweep: sweeps ? "" : "1" }), { pressed: sweeps })
       : null,
   ];
 }
@@ -188,18 +188,13 @@ async function near({ state, trace, map, layer, head, off }, signal) {
   const isOff = off.includes(place);
   const view = state.view === "rollout" && !map.rollout ? "matrix" : (state.view ?? "matrix");
   const views = VIEWS.filter(([name]) => name !== "rollout" || map.rollout);
-  const facts = Object.entries(map.statistics).flatMap(([name, values]) => [
-    element("dt", {}, STATISTICS[name]),
-    element("dd", {}, shown(values[layer][head])),
-  ]);
-  const button = element(
-    "button",
-    { type: "button", id: "knock", "aria-pressed": String(isOff), onclick: () => knock(layer, head) },
-    isOff ? "Restore this head" : "Knock out this head",
-  );
-  const all = element("button", { type: "button", class: "quiet", onclick: () => change({ off: "" }) }, "Restore all heads");
-  screen.about.replaceChildren(tabs("View", views, view, (value) => change({ view: value })), button, ...(off.length ? [all] : []));
-  screen.facts.replaceChildren(...facts);
+  const parts = [
+    tabs("View", views, view, (value) => change({ view: value })),
+    button(isOff ? "Restore this head" : "Knock out this head", () => knock(layer, head), { id: "knock", pressed: isOff }),
+    off.length ? button("Restore all heads", () => change({ off: "" }), { kind: "quiet" }) : null,
+  ];
+  render(parts, screen.about);
+  render(Object.entries(map.statistics).map(([name, values]) => html`<dt>${STATISTICS[name]}</dt><dd>${shown(values[layer][head])}</dd>`), screen.facts);
   await drawView(view, { state, trace, map, layer, head, isOff }, signal);
 }
 
@@ -255,11 +250,12 @@ function goTo(row, head, how) {
 /** The state of the URL, merged over the state of a step of the tour. */
 const current = () => ({ ...screen.given, ...read() });
 
-/** The next head, in stage mode. */
+/** The next head, after the last one the first. */
 function nextHead(by) {
   const { map, layer, head } = chosen(screen.now.trace, current());
-  const to = layer * map.heads + head + by;
-  if (to >= 0 && to < map.layers * map.heads) choose(Math.floor(to / map.heads), to % map.heads, { replace: true });
+  const count = map.layers * map.heads;
+  const to = (layer * map.heads + head + by + count) % count;
+  choose(Math.floor(to / map.heads), to % map.heads, { replace: true });
 }
 
 /** Chooses a head; keys replace the last entry of the history. */

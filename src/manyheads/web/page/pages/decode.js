@@ -3,7 +3,7 @@
 
 import { post } from "../api.js";
 import { Bars } from "../bars.js";
-import { element, labelled, select, shown } from "../dom.js";
+import { button, element, html, labelled, render, select, shown } from "../dom.js";
 import { saving } from "../exports.js";
 import { numberInput } from "../fitting.js";
 import { fill, textArea } from "../form.js";
@@ -51,10 +51,11 @@ async function show({ run, state, text, controls }, signal) {
   const chance = Object.fromEntries(CHANCE.map(([name, , , , , usual]) => [name, numberOf(state[name], usual)]));
   const base = { run: run.name, text, beam: integer(state.beam), limit: integer(state.limit) };
   controls(...controlsOf(state, null));
-  screen.ways.replaceChildren(...(state.prefix ? [removeForced()] : []));
+  render(state.prefix ? removeForced() : null, screen.ways);
   const result = await answer({ ...base, ...chance, prefix: tokensIn(state.prefix) }, signal);
   controls(...controlsOf(state, result));
-  screen.outputs.replaceChildren(...outputs(result, text));
+  screen.now = { result, text };
+  render(outputs(result), screen.outputs);
   const node = state.node === undefined ? -1 : (integer(state.node) ?? -1);
   const title = `Beam search, width ${result.width}: “${text.length > 60 ? `${text.slice(0, 60)}…` : text}”`;
   screen.tree.show({ name: "beam", title, rootPiece: result.root, nodes: result.nodes }, { step: integer(state.step) ?? 0, node });
@@ -69,7 +70,7 @@ function numberOf(text, usual) {
   return text && Number.isFinite(Number(text)) ? Number(text) : Number(usual);
 }
 
-const removeForced = () => element("button", { type: "button", onclick: () => change(FORGOTTEN) }, "Remove the forced tokens");
+const removeForced = () => button("Remove the forced tokens", () => change(FORGOTTEN));
 
 async function answer(request, signal) {
   const key = JSON.stringify(request);
@@ -81,6 +82,7 @@ function build() {
   screen = {
     text: textArea("text", FORGOTTEN, { pause: 250 }),
     outputs: element("section", { class: "ways", "aria-label": "Decoding methods" }),
+    save: saving(() => saved(screen.now)),
     tree: new Tree({
       choose: (node, how) => change({ node: node < 0 ? "" : String(node) }, how),
       step: (step) => change({ step: String(step) }, { replace: true, quiet: true }),
@@ -89,7 +91,7 @@ function build() {
     ways: element("div", { class: "controls" }),
     chances: new Bars({ name: "next-token", kind: "chances", series: ["model", "sampling"] }),
   };
-  return [labelled("Text", screen.text, "wide"), screen.tree.root, screen.how, screen.ways, element("div", { class: "panels" }, screen.chances.root, screen.outputs)];
+  return [labelled("Text", screen.text, "wide"), screen.tree.root, screen.how, screen.ways, html`<div class="panels">${screen.chances.root}${screen.outputs}</div>`];
 }
 
 function controlsOf(state, result) {
@@ -105,21 +107,22 @@ function controlsOf(state, result) {
   ];
 }
 
-/** The texts of greedy search, beam search and sampling. */
-function outputs(result, text) {
-  const kinds = [
-    ["Greedy", ": the most probable token at each step", result.greedy],
-    [`Beam ${result.width}`, ": the best score of complete texts", result.beam],
-    ["Sampling", ": each token sampled", result.sampling],
-  ];
-  const all = kinds.flatMap(([way, , texts]) => texts.map((one) => ({ ...one, way })));
-  const panel = ([way, how, texts]) => element("div", {}, element("h2", {}, way + how), element("ol", { class: "texts" }, ...texts.map(line)));
-  const panels = element("div", { class: "outputs" }, ...kinds.map(panel));
-  return [panels, saving(() => textsView("ways-of-writing", `Greedy, beam and sampling: “${text}”`, all))];
+/** The texts of greedy search, beam search and sampling: name, meaning and texts. */
+const methods = (result) => [
+  ["Greedy", ": the most probable token at each step", result.greedy],
+  [`Beam ${result.width}`, ": the best score of complete texts", result.beam],
+  ["Sampling", ": each token sampled", result.sampling],
+];
+
+function outputs(result) {
+  const line = ({ text, log_probability: log, score }) => html`<li><span class="sentence">${text || "(nothing)"}</span><span class="note">log P ${shown(log)}, score ${shown(score)}</span></li>`;
+  const panel = ([way, how, texts]) => html`<div><h2>${way + how}</h2><ol class="texts">${texts.map(line)}</ol></div>`;
+  return html`<div class="outputs">${methods(result).map(panel)}</div>${screen.save}`;
 }
 
-function line({ text, log_probability: log, score }) {
-  return element("li", {}, element("span", { class: "sentence" }, text || "(nothing)"), element("span", { class: "note" }, `log P ${shown(log)}, score ${shown(score)}`));
+function saved({ result, text }) {
+  const all = methods(result).flatMap(([way, , texts]) => texts.map((one) => ({ ...one, way })));
+  return textsView("ways-of-writing", `Greedy, beam and sampling: “${text}”`, all);
 }
 
 /** Predictions after the chosen node; for an end token, the predictions at its own position. */
@@ -127,8 +130,8 @@ async function drawChances({ result, chance, base }, node, signal) {
   const ended = result.nodes[node]?.state === "ended";
   const at = ended ? result.nodes[node].parent : node;
   const before = at < 0 ? result.prefix : screen.tree.tokens(at);
-  const go = element("button", { type: "button", onclick: () => change({ prefix: tokensOut(screen.tree.tokens(node)), node: "", step: "" }) }, "Continue from this token");
-  screen.ways.replaceChildren(...(node >= 0 && !ended ? [go] : []), ...(result.prefix.length ? [removeForced()] : []));
+  const go = () => change({ prefix: tokensOut(screen.tree.tokens(node)), node: "", step: "" });
+  render([node >= 0 && !ended ? button("Continue from this token", go) : null, result.prefix.length ? removeForced() : null], screen.ways);
   const answered = legible(await post("/api/next", { ...base, ...chance, prefix: before }, signal));
   const where = before.length === 0 ? "at the start" : `after “${answered.text.trim()}”`;
   const percent = shown(100 * answered.mass, 3);

@@ -2,7 +2,7 @@
 
 import { post } from "../api.js";
 import { Bars } from "../bars.js";
-import { element, labelled, shown } from "../dom.js";
+import { element, html, labelled, render, shown } from "../dom.js";
 import { fill, textArea } from "../form.js";
 import { definePage } from "../page.js";
 import { change, read } from "../state.js";
@@ -39,7 +39,7 @@ async function show({ run, state }, signal) {
   const two = written.length ? [] : [places[Math.floor(places.length / 3)], places.at(-1)];
   const chosen = state.mask === undefined ? two : state.mask.split(" ").map((number) => places[Number(number)]);
   const masked = new Set([...written, ...chosen.filter((at) => at !== undefined)]);
-  screen.words.replaceChildren(...buttons(words, places, masked, written));
+  render(buttons(words, places, masked, written), screen.words);
   screen.best = new Map(); // the most probable word of each mask, by position
   if (!masked.size) {
     screen.sentence.textContent = "Click a word to mask it.";
@@ -66,14 +66,13 @@ function build() {
 }
 
 function buttons(words, places, masked, written) {
-  return words.flatMap(([part, isWord], at) => {
-    if (!isWord) return part.trim() ? [element("span", { class: "sign" }, part)] : [];
+  return words.map(([part, isWord], at) => {
+    if (!isWord) return part.trim() ? html`<span class="sign">${part}</span>` : null;
     const number = places.indexOf(at);
     const isMasked = masked.has(at);
     const label = `${part}, word ${number + 1}${isMasked ? `: ${MASK}` : ""}`;
-    const made = element("button", { type: "button", id: `word-${number}`, "aria-pressed": String(isMasked), "aria-label": label }, isMasked ? MASK : part);
-    made.addEventListener("click", () => (written.includes(at) ? replace(at, words, masked) : toggle(number, places, masked)));
-    return [made];
+    const act = () => (written.includes(at) ? replace(at, words, masked) : toggle(number, places, masked));
+    return html`<button type="button" id="word-${number}" aria-pressed=${isMasked} aria-label=${label} @click=${act}>${isMasked ? MASK : part}</button>`;
   });
 }
 

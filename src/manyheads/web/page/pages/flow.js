@@ -1,7 +1,7 @@
 // Flow: the forward pass of a text as boxes, each with its numbers, formula and code.
 
 import { get, matrices, post, tensor } from "../api.js";
-import { element, labelled, select, tabs } from "../dom.js";
+import { html, labelled, numbered, select, tabs } from "../dom.js";
 import { describe } from "../exports.js";
 import { cellOf, limited } from "../fitting.js";
 import { FlowBoxes } from "../flowboxes.js";
@@ -62,7 +62,7 @@ function build() {
     cached: { key: "", numbers: new Map() },
     heads: { key: "", maps: new Map() },
   };
-  return [screen.form.root, element("div", { class: "flow" }, screen.boxes.root, screen.opened.root)];
+  return [screen.form.root, html`<div class="flow">${screen.boxes.root}${screen.opened.root}</div>`];
 }
 
 /** Opens a box. A box inside a layer needs an open layer. */
@@ -91,7 +91,6 @@ async function headsOf({ flow, boxes }, signal) {
 }
 
 function controlsOf({ boxes, layers, heads, layer, head, box, zoom }) {
-  const numbered = (count) => Array.from({ length: count }, (_, at) => [String(at), String(at + 1)]);
   const masked = box.name.replace(/\.(scores|masked)$/, "");
   const mask = tabs("Mask", [["scores", "Without mask"], ["masked", "With mask"]], box.name.split(".").at(-1), (what) => change({ box: `${masked}.${what}` }));
   return [

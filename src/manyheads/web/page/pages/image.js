@@ -2,7 +2,7 @@
 
 import { post, tensor } from "../api.js";
 import { Bars } from "../bars.js";
-import { element, labelled, select, tabs } from "../dom.js";
+import { button, element, html, labelled, numbered, select, tabs } from "../dom.js";
 import { base64, countInput, limited } from "../fitting.js";
 import { Overlay, pictureOf, SmallOverlays } from "../overlay.js";
 import { definePage } from "../page.js";
@@ -43,33 +43,28 @@ function build() {
     small: new SmallOverlays({ choose: (head) => change({ head: String(head), view: "" }) }),
     classes: new Bars({ name: "classes" }),
   };
-  return [element("div", { class: "charts loose" }, screen.large.root, element("div", { class: "stacked" }, screen.small.root, screen.classes.root))];
+  return [html`<div class="charts loose">${screen.large.root}<div class="stacked">${screen.small.root}${screen.classes.root}</div></div>`];
 }
 
 function controlsOf(state, isUpload, trace) {
-  const file = element("input", { type: "file", accept: "image/png,image/jpeg", onchange: (event) => taken(event.target.files[0]) });
-  /** @type {Node[]} */
+  const file = html`<input type="file" accept="image/png,image/jpeg" @change=${(event) => taken(event.target.files[0])} />`;
   const made = [
     labelled("Image of the validation split", countInput(isUpload ? null : limited(state.picture, 2 ** 31), trace?.count, (picture) => change({ picture }))),
     labelled("Your own (PNG, JPEG)", file),
   ];
   if (!trace) return made;
   const map = trace.maps.find((one) => one.name === MAP);
-  const layers = Array.from({ length: map.layers }, (_, at) => [String(at), String(at + 1)]);
   const views = [["head", "Head"], ["rollout", "Rollout"]];
   if (trace.tensors.includes("positions.similarity")) views.push(["positions", "Positions"]);
-  const slider = element("input", {
-    type: "range", min: "0", max: "100", value: state.opacity ?? "60",
-    onchange: (event) => change({ opacity: event.target.value }, { replace: true }),
-  });
+  const faded = (event) => change({ opacity: event.target.value }, { replace: true });
   made.push(
-    labelled("Layer", select(layers, String(layerOf(state, map)), (layer) => change({ layer }))),
+    labelled("Layer", select(numbered(map.layers), String(layerOf(state, map)), (layer) => change({ layer }))),
     tabs("View", views, state.view || "head", (view) => change({ view })),
-    labelled("Opacity", slider),
+    labelled("Opacity", html`<input type="range" min="0" max="100" .value=${state.opacity ?? "60"} @change=${faded} />`),
   );
   if (trace.before) {
     const isClass = queryOf(state, trace) < 0;
-    made.push(element("button", { type: "button", "aria-pressed": String(isClass), onclick: () => change({ query: "class" }) }, "Class token as query"));
+    made.push(button("Class token as query", () => change({ query: "class" }), { pressed: isClass }));
   }
   return made;
 }

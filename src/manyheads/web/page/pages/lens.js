@@ -3,7 +3,8 @@
 import { post } from "../api.js";
 import { Bars } from "../bars.js";
 import { Chart } from "../chart.js";
-import { element, tabs, visible } from "../dom.js";
+import { compareChoice, Comparison } from "../compare.js";
+import { html, tabs, visible } from "../dom.js";
 import { cellOf } from "../fitting.js";
 import { TextAndTarget } from "../form.js";
 import { LensTable } from "../lenstable.js";
@@ -27,14 +28,16 @@ export const { draw, keys } = definePage({
   show,
 });
 
-async function show({ run, state, text, controls }, signal) {
+async function show({ run, runs, state, text, controls }, signal) {
   screen.form.show(text, state.target);
   screen.form.hasTarget(run.kind !== "gpt");
   const by = state.by === "entropy" ? "entropy" : "probability";
-  controls(tabs("Colour", COLOURED, by, (value) => change({ by: value })));
-  const table = await post("/api/lens", { run: run.name, text, target: state.target || undefined }, signal);
+  controls(tabs("Colour", COLOURED, by, (value) => change({ by: value })), compareChoice(runs, run, state.beside));
+  const target = state.target || undefined;
+  const table = await post("/api/lens", { run: run.name, text, target }, signal);
   screen.now = { table, rows: rowNames(table.layers), run };
   showTable(by, state);
+  await screen.comparison.showLens({ run, text, target }, state.beside, signal);
 }
 
 function build() {
@@ -50,9 +53,10 @@ function build() {
     chance: new Chart({ name: "lens-next", title: "Probability of the next token", across: "layer" }),
     norm: new Chart({ name: "lens-norm", title: "Norm of the residual stream", across: "layer" }),
     added: new Chart({ name: "lens-added", title: "Norm of the term that each part adds", across: "layer" }),
+    comparison: new Comparison(),
   };
-  const { form, table, top, chance, norm, added } = screen;
-  return [form.root, table.root, element("div", { class: "charts loose" }, top.root, chance.root, norm.root, added.root)];
+  const { form, table, top, chance, norm, added, comparison } = screen;
+  return [form.root, table.root, comparison.root, html`<div class="charts loose">${[top.root, chance.root, norm.root, added.root]}</div>`];
 }
 
 /** Layer 0 is the embedding, before any layer. */

@@ -2,7 +2,7 @@
 
 import { post, tensor } from "../api.js";
 import { Chart } from "../chart.js";
-import { element, labelled, select } from "../dom.js";
+import { element, html, labelled, numbered, select } from "../dom.js";
 import { base64, countInput, limited, numberInput } from "../fitting.js";
 import { definePage } from "../page.js";
 import { Roll } from "../roll.js";
@@ -50,13 +50,12 @@ function build() {
     player: new Player(() => label()),
   };
   const { play, download, about, roll, distance, likely } = screen;
-  return [element("div", { class: "controls" }, play, download), about, roll.root, element("div", { class: "charts loose" }, distance.root, likely.root)];
+  return html`<div class="controls">${play}${download}</div>${about}${roll.root}<div class="charts loose">${distance.root}${likely.root}</div>`;
 }
 
 function controlsOf(state, isUpload, trace) {
-  const file = element("input", { type: "file", accept: ".mid,.midi,audio/midi", onchange: (event) => taken(event.target.files[0]) });
+  const file = html`<input type="file" accept=".mid,.midi,audio/midi" @change=${(event) => taken(event.target.files[0])} />`;
   const set = (key) => (value) => change({ [key]: value, event: "" });
-  /** @type {Node[]} */
   const made = [
     labelled("Piece of the validation split", countInput(isUpload ? null : limited(state.piece, 2 ** 31), trace?.count, set("piece"))),
     labelled("Your own (MIDI)", file),
@@ -65,10 +64,9 @@ function controlsOf(state, isUpload, trace) {
   ];
   if (!trace) return made;
   const map = trace.maps.find((one) => one.name === MAP);
-  const counted = (count) => Array.from({ length: count }, (_, at) => [String(at), String(at + 1)]);
-  const heads = [["mean", "mean of all"], ...counted(map.heads)];
+  const heads = [["mean", "mean of all"], ...numbered(map.heads)];
   made.push(
-    labelled("Layer", select(counted(map.layers), String(limited(state.layer, map.layers, map.layers - 1)), (layer) => change({ layer }))),
+    labelled("Layer", select(numbered(map.layers), String(limited(state.layer, map.layers, map.layers - 1)), (layer) => change({ layer }))),
     labelled("Head", select(heads, headOf(state, map) < 0 ? "mean" : String(headOf(state, map)), (head) => change({ head: head === "mean" ? "" : head }))),
   );
   return made;

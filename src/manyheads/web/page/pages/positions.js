@@ -2,7 +2,7 @@
 
 import { get, tensor } from "../api.js";
 import { Chart } from "../chart.js";
-import { checkbox, element, labelled, select } from "../dom.js";
+import { button, checkbox, element, html, labelled, numbered, select } from "../dom.js";
 import { describe } from "../exports.js";
 import { cellOf, limited, numberInput } from "../fitting.js";
 import { HeatMap } from "../heatmap.js";
@@ -84,7 +84,6 @@ function controlsOf(state, scheme, choice, info) {
   const set = (key) => (value) => change({ [key]: value, cell: "", at: "" });
   const schemes = [...SCHEMES, ...(choice ? [["run", "from a run, trained"]] : [])];
   const number = (label, key, value, most) => labelled(label, numberInput(value, 1, most, set(key)));
-  /** @type {(Node|string)[]} */
   const made = [
     labelled("Scheme", select(schemes, scheme, (value) => change({ scheme: value, cell: "", at: "", head: "", stack: "", layer: "" }))),
     number("Positions", "length", state.length ?? 64, 512),
@@ -94,7 +93,7 @@ function controlsOf(state, scheme, choice, info) {
     if (info && info.stacks.length > 1) made.push(labelled("Stack", select(info.stacks.map((one) => [one, one]), state.stack ?? info.stacks[0], set("stack"))));
     if (info && info.layers > 1) made.push(labelled("Layer", counted(info.layers, state.layer, set("layer"))));
     // Without an answer the layer or the stack may be the reason.
-    if (!info && (state.layer || state.stack)) made.push(element("button", { type: "button", onclick: () => change({ layer: "", stack: "" }) }, "First layer"));
+    if (!info && (state.layer || state.stack)) made.push(button("First layer", () => change({ layer: "", stack: "" })));
   } else {
     if (scheme !== "sinusoidal-2d") made.push(number("Training length", "trained", state.trained ?? 64, 512));
     made.push(number("Width d", "dim", state.dim ?? 64, 512));
@@ -107,15 +106,15 @@ function controlsOf(state, scheme, choice, info) {
     }
   }
   if (info && !info.tensors.includes("scores")) {
-    const input = element("input", { value: state.channels ?? "", placeholder: "0 1 8", onchange: (event) => change({ channels: event.target.value.trim() }) });
-    made.push(labelled("Channels to plot", input));
+    const plot = (event) => change({ channels: event.target.value.trim() });
+    made.push(labelled("Channels to plot", html`<input .value=${state.channels ?? ""} placeholder="0 1 8" @change=${plot} />`));
   }
   if (info?.tensors.includes("scores")) made.push(labelled("Head", counted(info.heads, state.head, (head) => change({ head }))));
   return made;
 }
 
 const counted = (count, chosen, set) =>
-  select(Array.from({ length: count }, (_, at) => [String(at), String(at + 1)]), String(limited(chosen, count)), set);
+  select(numbered(count), String(limited(chosen, count)), set);
 
 async function showTables(info, state, signal) {
   const of = (name, which = {}) => tensor(info.trace, name, which, signal);

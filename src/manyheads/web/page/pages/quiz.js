@@ -1,7 +1,7 @@
 // Quiz: the questions of the lectures. A choice is answered by a computation, with the number that decides.
 
 import { get, post } from "../api.js";
-import { element } from "../dom.js";
+import { button, element, html, nothing, render } from "../dom.js";
 import { definePage } from "../page.js";
 import { change, read } from "../state.js";
 
@@ -32,7 +32,7 @@ async function show({ state }, signal) {
   const chosen = chosenIn(state.answers);
   const asked = questions.filter(({ name }) => chosen.has(name));
   await Promise.all(asked.filter(({ name }) => !answers.has(name)).map(async ({ name }) => answers.set(name, await post("/api/quiz", { name }, signal))));
-  place.replaceChildren(...questions.map((quiz) => card(quiz, chosen.get(quiz.name))));
+  render(questions.map((quiz) => card(quiz, chosen.get(quiz.name))), place);
   const judged = asked.filter(({ choices }) => Object.keys(choices).length);
   const right = judged.filter(({ name }) => answers.get(name).answer.split(", ").includes(chosen.get(name))).length;
   score.textContent = judged.length ? `${right} of ${judged.length} right.` : `${questions.length} questions.`;
@@ -44,34 +44,30 @@ function answer(name, letter) {
   change({ answers: [...all].map(([one, choice]) => (choice ? `${one}.${choice}` : one)).join(" ") });
 }
 
-/** @param {Question} quiz @param {string|undefined} chosen undefined: not answered */
 /** A text with its one-letter indices lowered: d_k. @param {string} text */
-const indexed = (text) => text.split(/(?<=[A-Za-zα])_([a-z0-9])(?![a-z_])/).map((part, at) => (at % 2 ? element("sub", {}, part) : part));
+const indexed = (text) => text.split(/(?<=[A-Za-zα])_([a-z0-9])(?![a-z_])/).map((part, at) => (at % 2 ? html`<sub>${part}</sub>` : part));
 
+/** @param {Question} quiz @param {string|undefined} chosen undefined: not answered */
 function card({ name, lecture, slide, question, choices }, chosen) {
   const result = chosen === undefined ? null : answers.get(name);
   const letters = Object.entries(choices);
-  const open = element("button", { type: "button", id: `quiz-${name}`, onclick: () => answer(name, "") }, "Compute the answer");
-  return element(
-    "article",
-    { class: "card quiz" },
-    element("p", { class: "note" }, `${lecture}, “${slide}”`),
-    element("h2", {}, ...indexed(question)),
-    letters.length ? element("ul", {}, ...letters.map(([letter, text]) => choiceOf(name, letter, text, chosen, result))) : result ? null : open,
-    ...(result && !letters.length ? result.findings.map(({ text }) => element("p", { class: "finding" }, text)) : []),
-    ...(result?.printed ? [element("p", { class: "note" }, `The lecture says ${result.printed}.`)] : []),
-    ...(result?.remark ? [element("p", { class: "note" }, result.remark)] : []),
-  );
+  const note = (text) => html`<p class="note">${text}</p>`;
+  const open = () => (result ? result.findings.map(({ text }) => html`<p class="finding">${text}</p>`) : button("Compute the answer", () => answer(name, ""), { id: `quiz-${name}` }));
+  return html`<article class="card quiz">
+    ${note(`${lecture}, “${slide}”`)}
+    <h2>${indexed(question)}</h2>
+    ${letters.length ? html`<ul>${letters.map(([letter, text]) => choiceOf(name, letter, text, chosen, result))}</ul>` : open()}
+    ${result?.printed ? note(`The lecture says ${result.printed}.`) : nothing}
+    ${result?.remark ? note(result.remark) : nothing}
+  </article>`;
 }
 
 /** A choice; once answered, with what was computed for it. */
 function choiceOf(name, letter, text, chosen, result) {
   const finding = result?.findings.find((one) => one.letter === letter);
-  const mark = finding ? (finding.right ? "✓ right: " : "✗ wrong: ") : "";
-  return element(
-    "li",
-    { class: finding ? (finding.right ? "right" : "wrong") : "" },
-    element("button", { type: "button", id: `quiz-${name}-${letter}`, "aria-pressed": String(chosen === letter), onclick: () => answer(name, letter) }, `(${letter}) ${text}`),
-    finding ? element("p", { class: "finding" }, element("strong", {}, mark), finding.text) : null,
-  );
+  const judged = finding ? (finding.right ? "right" : "wrong") : "";
+  return html`<li class=${judged}>
+    ${button(`(${letter}) ${text}`, () => answer(name, letter), { id: `quiz-${name}-${letter}`, pressed: chosen === letter })}
+    ${finding ? html`<p class="finding"><strong>${finding.right ? "✓" : "✗"} ${judged}: </strong>${finding.text}</p>` : nothing}
+  </li>`;
 }

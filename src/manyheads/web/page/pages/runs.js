@@ -1,7 +1,7 @@
 // Runs, the home page: what this is, where to begin, and the runs in the folder.
 
 import { get } from "../api.js";
-import { element, shown } from "../dom.js";
+import { element, html, nothing, put, shown } from "../dom.js";
 import { fits, pageOf, PAGES } from "../pages.js";
 import { lastProbe } from "../probes.js";
 import { address } from "../state.js";
@@ -30,20 +30,20 @@ const KINDS = {
 export async function draw(place, state, signal) {
   const { folder, runs } = await get("/api/runs", {}, signal);
   const panel = await trainingPanel(signal);
-  const count = runs.length === 1 ? "1 run" : `${runs.length} runs`;
-  const cards = runs.map((run) => card(run, state));
-  place.replaceChildren(
-    element("h1", {}, "Look inside Transformers"),
-    element("p", { class: "lead" }, "Train a Transformer and see what happens in it: every head, every layer, every step of decoding and of training. All numbers come from forward passes of your own models, on this computer."),
-    startHere(runs, state),
-    panel,
-    element("h2", { class: "count" }, `${count} in ${folder}`),
-    element("div", { class: "cards" }, ...cards.map(({ root }) => root)),
+  const pictures = new Map(runs.map((run) => [run.name, element("div", { class: "picture" })]));
+  const about = "Train a Transformer and see what happens in it: every head, every layer, every step of decoding and of training. All numbers come from forward passes of your own models, on this computer.";
+  put(
+    place,
+    html`<h1>Look inside Transformers</h1>
+      <p class="lead">${about}</p>
+      ${startHere(runs, state)} ${panel}
+      <h2 class="count">${runs.length === 1 ? "1 run" : `${runs.length} runs`} in ${folder}</h2>
+      <div class="cards">${runs.map((run) => card(run, state, pictures.get(run.name)))}</div>`,
   );
   // After the cards, one by one: no card waits for a picture.
-  for (const { run, picture } of cards) {
+  for (const run of runs) {
     const story = run.probed ? await lastProbe(run.name, signal) : null;
-    if (story) picture.replaceChildren(thumbnail(story));
+    if (story) pictures.get(run.name).replaceChildren(thumbnail(story));
   }
 }
 
@@ -56,34 +56,23 @@ function startHere(runs, state) {
     const run = fitting.find((one) => one.probed) ?? (name === "watch" ? undefined : fitting[0]);
     if (!run) return [];
     const href = address(name, { theme: state.theme ?? "", run: run.name });
-    return [element("a", { class: "way", href }, element("strong", {}, title), element("span", {}, about), element("small", {}, `opens ${run.name}`))];
+    return [html`<a class="way" href=${href}><strong>${title}</strong><span>${about}</span><small>opens ${run.name}</small></a>`];
   });
-  return ways.length ? element("section", { "aria-label": "Start here" }, element("h2", {}, "Start here"), element("div", { class: "ways-in" }, ...ways)) : "";
+  return ways.length ? html`<section aria-label="Start here"><h2>Start here</h2><div class="ways-in">${ways}</div></section>` : nothing;
 }
 
-function card(run, state) {
-  if (run.error) {
-    return { run, root: element("article", { class: "card broken" }, element("h2", {}, run.name), element("p", {}, run.error)) };
-  }
-  const shared = { theme: state.theme ?? "" };
-  const ways = WAYS.filter((page) => fits(page, run)).map((page) =>
-    element("a", { href: address(page.name, { ...shared, ...page.opens, run: run.name }) }, page.title),
-  );
-  const details = element("details", {}, element("summary", {}, "Settings"));
-  details.addEventListener("toggle", () => details.open && settings(details, run.name), { once: true });
-  const picture = element("div", { class: "picture" });
-  const root = element(
-    "article",
-    { class: "card" },
-    element("h2", {}, run.name),
-    element("p", { class: "kind" }, [languages(run), KINDS[run.kind] ?? run.kind].filter(Boolean).join(" · ")),
-    element("div", { class: "pictures" }, sparkline(run.losses ?? []), picture),
-    element("dl", {}, ...facts(run).flatMap(([key, value]) => [element("dt", {}, key), element("dd", {}, value)])),
-    element("nav", { "aria-label": run.name }, ...ways),
-    run.command ? copyable(run.command) : null,
-    run.kind === "imported" ? null : details,
-  );
-  return { run, root, picture };
+function card(run, state, picture) {
+  if (run.error) return html`<article class="card broken"><h2>${run.name}</h2><p>${run.error}</p></article>`;
+  const link = (page) => html`<a href=${address(page.name, { theme: state.theme ?? "", ...page.opens, run: run.name })}>${page.title}</a>`;
+  return html`<article class="card">
+    <h2>${run.name}</h2>
+    <p class="kind">${[languages(run), KINDS[run.kind] ?? run.kind].filter(Boolean).join(" · ")}</p>
+    <div class="pictures">${sparkline(run.losses ?? [])}${picture}</div>
+    <dl>${facts(run).map(([key, value]) => html`<dt>${key}</dt><dd>${value}</dd>`)}</dl>
+    <nav aria-label=${run.name}>${WAYS.filter((page) => fits(page, run)).map(link)}</nav>
+    ${run.command ? html`<p class="command"><code>${run.command}</code><button type="button" class="quiet" @click=${(event) => copy(event.target, run.command)}>Copy</button></p>` : nothing}
+    ${run.kind === "imported" ? nothing : html`<details @toggle=${(event) => settings(event.target, run.name)}><summary>Settings</summary></details>`}
+  </article>`;
 }
 
 /** The language pair: English → German. */
@@ -108,21 +97,19 @@ function facts(run) {
   return known;
 }
 
-/** A command with a button that copies it. */
-function copyable(command) {
-  const button = element("button", { type: "button", class: "quiet" }, "Copy");
-  button.addEventListener("click", async () => {
-    const done = await navigator.clipboard.writeText(command).then(() => true, () => false);
-    button.textContent = done ? "Copied" : "Select the text";
-  });
-  return element("p", { class: "command" }, element("code", {}, command), button);
+/** Copies a command; the button says whether it did. */
+async function copy(button, command) {
+  const done = await navigator.clipboard.writeText(command).then(() => true, () => false);
+  button.textContent = done ? "Copied" : "Select the text";
 }
 
-async function settings(place, run) {
+/** Loads the settings of a run when its details are opened for the first time. */
+async function settings(details, run) {
+  if (!details.open || details.querySelector("pre")) return;
   try {
     const answer = await get("/api/settings", { run });
-    place.append(element("pre", { tabindex: "0" }, answer.settings));
+    details.append(element("pre", { tabindex: "0" }, answer.settings));
   } catch (error) {
-    place.append(element("p", { class: "broken" }, error.message));
+    details.append(element("p", { class: "broken" }, error.message));
   }
 }

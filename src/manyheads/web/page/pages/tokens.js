@@ -1,7 +1,7 @@
 // Tokens: the subwords of a text, and for BPE and WordPiece every merge step.
 
 import { post } from "../api.js";
-import { element, escaped, labelled, shown, visible } from "../dom.js";
+import { element, escaped, html, labelled, render, shown, visible } from "../dom.js";
 import { saving } from "../exports.js";
 import { fill, textArea } from "../form.js";
 import { definePage } from "../page.js";
@@ -27,22 +27,20 @@ async function show({ run, runs, state, text, controls }, signal) {
   controls(runChoice(runs.filter((one) => one.name !== run.name), beside?.name ?? "", "beside", "Compare with", "nothing"));
   const compared = [run, beside].filter(Boolean);
   const results = await Promise.all(compared.map((one) => post("/api/tokens", { run: one.name, text }, signal)));
-  panels.replaceChildren(...results.map((result, at) => panel(compared[at].name, text, result, at === 0)));
+  render(results.map((result, at) => panel(compared[at].name, text, result, at === 0)), panels);
 }
 
 function panel(name, text, tokenized, first) {
   const characters = [...text].length;
   const per = tokenized.ids.length ? ` (${shown(characters / tokenized.ids.length, 2)} characters each)` : "";
   const about = `${tokenized.kind}, ${tokenized.vocab_size.toLocaleString("en")} tokens in the vocabulary; ${tokenized.ids.length} tokens for ${characters} characters${per}`;
-  return element(
-    "section",
-    { class: "panel" },
-    element("h2", {}, name),
-    element("p", { class: "note" }, about),
-    chips(tokenized.pieces, tokenized.ids),
-    tokenized.steps.length ? steps(tokenized, first) : element("p", { class: "note" }, tokenized.reason),
-    saving(() => viewOf(name, tokenized)),
-  );
+  return html`<section class="panel">
+    <h2>${name}</h2>
+    <p class="note">${about}</p>
+    ${chips(tokenized.pieces, tokenized.ids)}
+    ${tokenized.steps.length ? steps(tokenized, first) : html`<p class="note">${tokenized.reason}</p>`}
+    ${saving(() => viewOf(name, tokenized))}
+  </section>`;
 }
 
 /** A slider over the merge steps, which starts unmerged and plays; the step of the first panel is in the URL. */
@@ -59,7 +57,7 @@ function steps(tokenized, first) {
     const tried = step.tried.length ? ` (${step.tried.length} longer subwords are not in the vocabulary)` : "";
     const why = step.merged ? `“${visible(step.merged)}”${rank}${tried}` : "start";
     readout.textContent = `Step ${at} of ${last}: ${why}`;
-    place.replaceChildren(chips(step.pieces, [], isNew));
+    render(chips(step.pieces, [], isNew), place);
   };
   const stop = () => {
     clearTimeout(timer);
@@ -97,7 +95,7 @@ function steps(tokenized, first) {
   showStep(Number(slider.value));
   stop();
   if (initial === undefined && !matchMedia("(prefers-reduced-motion: reduce)").matches) start();
-  return element("div", {}, element("div", { class: "player" }, play, labelled("Step", slider)), readout, place);
+  return html`<div><div class="player">${play}${labelled("Step", slider)}</div>${readout}${place}</div>`;
 }
 
 /** The steps as an image and as a table. */

@@ -1,7 +1,7 @@
 // Tour: the way of a sentence in steps, with text and formula on the left and the page that shows
 // the numbers on the right. The texts are those of docs/follow-a-sentence.md (see docs/tour.py).
 
-import { element } from "../dom.js";
+import { button, element, html, nothing, render } from "../dom.js";
 import { limited, nothingFits } from "../fitting.js";
 import { coloured, stacked } from "../math.js";
 import { fits, pageOf, sharedState } from "../pages.js";
@@ -42,23 +42,17 @@ function show(at, run, runs) {
   const step = steps[at];
   const formula = element("div", { class: "math" });
   if (step.formula) formula.append(stacked(coloured(step.formula)));
-  const button = (label, to) =>
-    element("button", { type: "button", disabled: to < 0 || to >= steps.length, onclick: () => move(to) }, label);
-  const list = element(
-    "ol",
-    { class: "stops" },
-    ...steps.map((one, number) =>
-      element("li", {}, element("a", { href: placeOf(number), "aria-current": number === at ? "step" : null }, one.title)),
-    ),
-  );
-  screen.text.replaceChildren(
-    element("p", { class: "note" }, `Step ${at + 1} of ${steps.length}`),
-    element("h1", {}, step.title),
-    element("p", { class: "prose" }, step.text),
-    formula,
-    element("div", { class: "tools" }, button("← Back", at - 1), button("Next →", at + 1)),
-    runs.length > 1 ? runChoice(runs, run.name) : "",
-    element("details", {}, element("summary", {}, "All steps"), list),
+  const way = (label, to) => button(label, () => move(to), { disabled: to < 0 || to >= steps.length });
+  const link = (one, number) => html`<li><a href=${placeOf(number)} aria-current=${number === at ? "step" : nothing}>${one.title}</a></li>`;
+  render(
+    html`<p class="note">Step ${at + 1} of ${steps.length}</p>
+      <h1>${step.title}</h1>
+      <p class="prose">${step.text}</p>
+      ${formula}
+      <div class="tools">${way("← Back", at - 1)}${way("Next →", at + 1)}</div>
+      ${runs.length > 1 ? runChoice(runs, run.name) : nothing}
+      <details><summary>All steps</summary><ol class="stops">${steps.map(link)}</ol></details>`,
+    screen.text,
   );
   fit(formula);
   screen.live.replaceChildren();

@@ -4,7 +4,7 @@
 import { get } from "../api.js";
 import { Chart, smooth } from "../chart.js";
 import { LINES } from "../colour.js";
-import { checkbox, element, labelled, shown } from "../dom.js";
+import { checkbox, element, html, labelled, nothing, put, render, shown } from "../dom.js";
 import { refresh as refreshProbes, sourceOf } from "../probes.js";
 import { chosenRun, lead, runChoice, usableRuns } from "../runs.js";
 import { Samples } from "../samples.js";
@@ -45,14 +45,8 @@ export async function draw(place, state, signal) {
   const header = element("div", { class: "standing" });
   const samples = new Samples();
   charts = new Map();
-  place.replaceChildren(
-    element("h1", {}, `Training of ${run.name}`),
-    lead("Each point is a line of metrics.jsonl. The dashed curve is the schedule formula."),
-    header,
-    controls(runs, run, names, state),
-    status,
-    grid,
-  );
+  const about = lead("Each point is a line of metrics.jsonl. The dashed curve is the schedule formula.");
+  put(place, html`<h1>Training of ${run.name}</h1>${about}${header}${controls(runs, run, names, state)}${status}${grid}`);
   const watched = [run.name, ...names].map(watch);
   const show = () => {
     standing(header, watched[0]);
@@ -78,36 +72,21 @@ export async function draw(place, state, signal) {
 }
 
 function controls(runs, run, names, state) {
-  const slider = element("input", {
-    type: "range",
-    min: "0",
-    max: "0.98",
-    step: "0.02",
-    value: state.smooth ?? "0",
-    onchange: (event) => change({ smooth: event.target.value === "0" ? "" : event.target.value }),
-  });
-  const flag = (name, label) =>
-    checkbox(label, state[name] === "1", (on) => change({ [name]: on ? "1" : "" }));
-  return element(
-    "form",
-    { class: "controls", onsubmit: (event) => event.preventDefault() },
-    runChoice(runs, run.name),
-    compared(runs.filter((one) => one.name !== run.name), names),
-    flag("logx", "log x"),
-    flag("logy", "log y"),
-    labelled("Smoothing", slider),
-  );
+  const smoothed = ({ target }) => change({ smooth: target.value === "0" ? "" : target.value });
+  const flag = (name, label) => checkbox(label, state[name] === "1", (on) => change({ [name]: on ? "1" : "" }));
+  return html`<form class="controls" @submit=${(event) => event.preventDefault()}>
+    ${runChoice(runs, run.name)} ${compared(runs.filter((one) => one.name !== run.name), names)}
+    ${flag("logx", "log x")} ${flag("logy", "log y")}
+    ${labelled("Smoothing", html`<input type="range" min="0" max="0.98" step="0.02" .value=${state.smooth ?? "0"} @change=${smoothed} />`)}
+  </form>`;
 }
 
 /** A checkbox for each other run, in the colour of its lines. */
 function compared(others, names) {
-  if (!others.length) return "";
-  const boxes = others.map(({ name }) => {
-    const box = checkbox(name, names.includes(name), (on) => change({ beside: (on ? [...names, name] : names.filter((one) => one !== name)).join(SEPARATOR) }));
-    if (names.includes(name)) box.style.borderColor = LINES[(1 + names.indexOf(name)) % LINES.length];
-    return box;
-  });
-  return element("fieldset", { class: "compared" }, element("legend", {}, "Compare with"), ...boxes);
+  if (!others.length) return nothing;
+  const colour = (name) => (names.includes(name) ? LINES[(1 + names.indexOf(name)) % LINES.length] : "");
+  const box = ({ name }) => checkbox(name, names.includes(name), (on) => change({ beside: (on ? [...names, name] : names.filter((one) => one !== name)).join(SEPARATOR) }), colour(name));
+  return html`<fieldset class="compared"><legend>Compare with</legend>${others.map(box)}</fieldset>`;
 }
 
 /** Requests new records; returns true if there were any. @param {Watched[]} watched */
@@ -160,8 +139,8 @@ function standing(place, run) {
     ["loss", best ? `${shown(best.loss)} (best, step ${best.step})` : "–"],
   ];
   if (score) facts.push([titleOf(score), shown(valid.at(-1)[score])]);
-  place.replaceChildren(element("dl", {}, ...facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)))));
-  if (steps) place.append(element("progress", { max: String(steps), value: String(step), "aria-label": "Share of the training" }));
+  const bar = steps ? html`<progress max=${steps} value=${step} aria-label="Share of the training"></progress>` : nothing;
+  render(html`<dl>${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>${bar}`, place);
 }
 
 /** The series of each metric: {loss: [{name: "demo train", …}], …}. @param {Watched[]} watched */

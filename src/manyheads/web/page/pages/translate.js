@@ -2,7 +2,8 @@
 
 import { post, tensor } from "../api.js";
 import { barTable } from "../bars.js";
-import { element, labelled, select, shown, tabs, visible } from "../dom.js";
+import { compareChoice, Comparison } from "../compare.js";
+import { button, element, html, labelled, nothing, numbered, render, select, shown, tabs, visible } from "../dom.js";
 import { describe, saving } from "../exports.js";
 import { cellOf, limited, reordered } from "../fitting.js";
 import { fill, textArea } from "../form.js";
@@ -30,22 +31,33 @@ export const { draw, keys } = definePage({
   show,
 });
 
-async function show({ run, state, text, controls }, signal) {
+async function show({ run, runs, state, text, controls }, signal) {
   fill(screen.text, text);
   const prefix = tokensIn(state.prefix);
-  controls(...controlsOf({ state, text, result: null }, []));
+  controls(...controlsOf({ run, runs, state, text, result: null }, []));
   const request = { run: run.name, text, prefix };
   const result = legible(await post("/api/translate", { ...request, beam: integer(state.beam), which: limited(state.which, BEAMS.length) }, signal));
   const at = state.at === undefined ? -1 : Math.min(integer(state.at) ?? -1, result.tokens.length - 1);
-  const now = { run, state, text, result, at, request, controls };
+  const now = { run, runs, state, text, result, at, request, controls };
+  screen.now = now;
   controls(...controlsOf(now, []));
   drawTranslation(now);
-  screen.list.replaceChildren(...hypotheses(now));
+  render(hypotheses(now), screen.list);
   await Promise.all([drawAlternatives(now, signal), drawAlignment(now, null, signal)]);
+  await compare(now, signal);
   // Not awaited: the look-up takes seconds, and the translation is complete without it.
   drawGold(now, signal).catch((error) => {
     if (!signal.aborted) screen.note.textContent = error.message;
   });
+}
+
+/** Another run, or a step of this one, on the same translation. */
+async function compare({ run, state, text, result }, signal) {
+  if (!state.beside) return screen.comparison.show({ run, text, trace: { output: {} }, map: null, which: {}, title: "" }, "", signal);
+  const target = result.hypotheses[result.which].text;
+  const trace = await post("/api/trace", { run: run.name, text, target: target || undefined }, signal);
+  const { which, title } = chosenMap(state, result.alignment ?? { layers: 1, heads: 1 });
+  await screen.comparison.show({ run, text, trace, map: trace.maps.find((one) => one.name === "decoder.cross"), which, title }, state.beside, signal);
 }
 
 async function drawGold(now, signal) {
@@ -66,48 +78,49 @@ function build() {
     map: new HeatMap({ move }),
     gold: new HeatMap(),
     note: element("p", { class: "note", role: "status" }),
+    comparison: new Comparison(),
+    save: saving(() => textsView("translations", `Translations of “${screen.now.text}”`, screen.now.result.hypotheses)),
   };
   screen = made;
-  return [
-    labelled("Text", made.text, "wide"),
-    element(
-      "div",
-      { class: "panels" },
-      element("div", { class: "stacked" }, made.translation, made.alternatives, made.list),
-      element("section", { class: "stacked alignment", "aria-label": "Alignment" }, element("div", {}, made.which, made.note), made.map.root, made.gold.root),
-    ),
-  ];
+  return html`${labelled("Text", made.text, "wide")}
+    <div class="panels">
+      <div class="stacked">${made.translation}${made.alternatives}${made.list}</div>
+      <section class="stacked alignment" aria-label="Alignment"><div>${made.which}${made.note}</div>${made.map.root}${made.gold.root}</section>
+    </div>
+    ${made.comparison.root}`;
 }
 
-function controlsOf({ state, result, text }, examples) {
-  const options = [["", examples.includes(text) ? text : "choose one"], ...examples.filter((one) => one !== text).map((one) => [one, one])];
+function controlsOf({ run, runs, state, result, text }, examples) {
+  const known = examples.includes(text);
+  const options = [...(known ? [] : [["", "choose one"]]), ...examples.map((one) => [one, one])];
   return [
     labelled("Beam", select(BEAMS, String(result?.width ?? state.beam ?? ""), (beam) => change({ beam, which: "", cell: "" }))),
-    ...(examples.length ? [labelled("Example from the phrasebook", select(options, "", (one) => one && change({ ...FORGOTTEN, text: one })))] : []),
+    examples.length ? labelled("Example from the phrasebook", select(options, known ? text : "", (one) => one && change({ ...FORGOTTEN, text: one }))) : null,
+    compareChoice(runs, run, state.beside),
     // If a forced token is unknown, there is no translation to remove it from.
-    ...(result || !state.prefix ? [] : [element("button", { type: "button", onclick: () => change(FORGOTTEN) }, "Remove the forced tokens")]),
+    result || !state.prefix ? null : button("Remove the forced tokens", () => change(FORGOTTEN)),
   ];
 }
 
 function drawTranslation({ result, at, request }) {
   const best = result.hypotheses[result.which];
-  const free = element("button", { type: "button", class: "quiet", onclick: () => change({ prefix: "", at: "", which: "", cell: "" }) }, "Remove the forced tokens");
+  const free = () => change({ prefix: "", at: "", which: "", cell: "" });
   const buttons = pieceButtons("Tokens of the translation", result.pieces, result.log_probabilities.map(Math.exp), {
     chosen: at,
     given: request.prefix.length,
     choose: (place) => change({ at: place === at ? "" : String(place) }),
   });
-  // Keep the focus in the translation after an alternative was chosen.
-  const on = document.activeElement;
-  const within = screen.translation.contains(on) || (at < 0 && screen.alternatives.contains(on));
-  screen.translation.replaceChildren(
-    element("h2", {}, result.which ? `Hypothesis ${result.which + 1}` : "Translation"),
-    element("output", { class: "sentence", "aria-live": "polite" }, best.text || "(nothing)"),
-    buttons,
-    element("p", { class: "note" }, "The number below a token is its probability. Choose a token to see alternatives."),
-    request.prefix.length ? free : "",
+  const chose = at < 0 && screen.alternatives.contains(document.activeElement);
+  render(
+    html`<h2>${result.which ? `Hypothesis ${result.which + 1}` : "Translation"}</h2>
+      <output class="sentence" aria-live="polite">${best.text || "(nothing)"}</output>
+      ${buttons}
+      <p class="note">The number below a token is its probability. Choose a token to see alternatives.</p>
+      ${request.prefix.length ? button("Remove the forced tokens", free, { kind: "quiet" }) : nothing}`,
+    screen.translation,
   );
-  if (within) /** @type {HTMLElement|null} */ (buttons.querySelector('[tabindex="0"]'))?.focus();
+  // The list of alternatives is gone after a choice: the focus moves to the chosen token.
+  if (chose) screen.translation.querySelector('.written [tabindex="0"]')?.focus();
 }
 
 /** The most probable tokens at the chosen position; choosing one forces it. */
@@ -122,33 +135,23 @@ async function drawAlternatives({ result, at, request }, signal) {
     .map(({ token, piece, before: chance }) => {
       const isOwn = token === result.tokens[at];
       const go = () => change({ prefix: tokensOut([...before, token]), at: "", which: "", cell: "" });
-      const label = element("button", { type: "button", class: "quiet", "aria-pressed": String(isOwn), onclick: go }, visible(piece));
-      return { label, values: [chance] };
+      return { label: button(visible(piece), go, { kind: "quiet", pressed: isOwn }), values: [chance] };
     });
-  screen.alternatives.replaceChildren(
-    element("h2", {}, `Position ${at + 1}: most probable tokens`),
-    barTable(rows),
-    element("p", { class: "note" }, "Choose one to continue the translation from there."),
-  );
+  render(html`<h2>Position ${at + 1}: most probable tokens</h2>${barTable(rows)}<p class="note">Choose one to continue the translation from there.</p>`, screen.alternatives);
 }
 
-function hypotheses({ result, text }) {
-  const rows = result.hypotheses.map((one, at) =>
-    element(
-      "tr",
-      {},
-      element("td", {}, String(at + 1)),
-      element("td", {}, element("button", { type: "button", "aria-pressed": String(at === result.which), onclick: () => change({ which: String(at), at: "", cell: "" }) }, one.text || "(nothing)")),
-      element("td", {}, shown(one.score)),
-      element("td", {}, shown(one.log_probability)),
-    ),
-  );
-  const head = ["rank", "hypothesis", "score", "log P"].map((name) => element("th", { scope: "col" }, name));
-  return [
-    element("h2", {}, result.hypotheses.length > 1 ? `The ${result.hypotheses.length} best` : "The best"),
-    element("div", { class: "hypotheses" }, element("table", {}, element("tr", {}, ...head), ...rows)),
-    element("div", { class: "below" }, element("p", { class: "note" }, "Ranked by score: log P divided by the length penalty."), saving(() => textsView("translations", `Translations of “${text}”`, result.hypotheses))),
-  ];
+function hypotheses({ result }) {
+  const choose = (at) => change({ which: String(at), at: "", cell: "" });
+  const row = (one, at) => html`<tr>
+    <td>${at + 1}</td><td>${button(one.text || "(nothing)", () => choose(at), { pressed: at === result.which })}</td>
+    <td>${shown(one.score)}</td><td>${shown(one.log_probability)}</td>
+  </tr>`;
+  return html`<h2>${result.hypotheses.length > 1 ? `The ${result.hypotheses.length} best` : "The best"}</h2>
+    <div class="hypotheses"><table><tbody>
+      <tr>${["rank", "hypothesis", "score", "log P"].map((name) => html`<th scope="col">${name}</th>`)}</tr>
+      ${result.hypotheses.map(row)}
+    </tbody></table></div>
+    <div class="below"><p class="note">Ranked by score: log P divided by the length penalty.</p>${screen.save}</div>`;
 }
 
 /** The chosen map: one head, the mean of a layer, or the mean of all heads. */
@@ -172,13 +175,16 @@ async function drawAlignment({ run, state, text, result }, gold, signal) {
   }
   const map = chosenMap(state, alignment);
   describe({ run: run.name, text, translation: result.hypotheses[result.which].text, map: map.title });
-  const numbers = (count, none) => [none, ...Array.from({ length: count }, (_, at) => [String(at), String(at + 1)])];
   const byWords = pair?.errors && (state.unit ?? "words") === "words";
-  screen.which.replaceChildren(
-    labelled("Layer", select(numbers(alignment.layers, ["all", "mean of all"]), map.layer < 0 ? "all" : String(map.layer), (layer) => change({ layer }))),
-    ...(map.layer < 0 ? [] : [labelled("Head", select(numbers(alignment.heads, ["mean", "mean"]), map.head < 0 ? "mean" : String(map.head), (head) => change({ head, layer: String(map.layer) })))]),
-    ...(pair?.errors ? [tabs("Unit", [["words", "Words of the phrasebook pair"], ["tokens", "Tokens of the translation"]], byWords ? "words" : "tokens", (unit) => change({ unit, cell: "" }))] : []),
-  );
+  const layers = select([["all", "mean of all"], ...numbered(alignment.layers)], map.layer < 0 ? "all" : String(map.layer), (layer) => change({ layer }));
+  const heads = select([["mean", "mean"], ...numbered(alignment.heads)], map.head < 0 ? "mean" : String(map.head), (head) => change({ head, layer: String(map.layer) }));
+  const units = [["words", "Words of the phrasebook pair"], ["tokens", "Tokens of the translation"]];
+  const choices = [
+    labelled("Layer", layers),
+    map.layer < 0 ? null : labelled("Head", heads),
+    pair?.errors ? tabs("Unit", units, byWords ? "words" : "tokens", (unit) => change({ unit, cell: "" })) : null,
+  ];
+  render(choices, screen.which);
   const says = (row, column, value) => `${row} attends to ${column}: ${value}`;
   const kind = alignment.joined ? "Attention of the target to the source" : "Cross-attention";
   const [source, rows, columns] = byWords ? [pair.trace, pair.rows, pair.columns] : [result.trace, result.pieces, alignment.columns];

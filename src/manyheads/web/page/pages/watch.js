@@ -3,7 +3,7 @@
 
 import { post } from "../api.js";
 import { StepDifference } from "../compare.js";
-import { checkbox, element, escaped, labelled, select, tabs } from "../dom.js";
+import { button, checkbox, element, escaped, html, labelled, numbered, put, render, select, tabs } from "../dom.js";
 import { saveFile, saveMenu } from "../exports.js";
 import { refresh, sourceOf } from "../probes.js";
 import { request } from "../recording.js";
@@ -50,15 +50,15 @@ export async function draw(place, state, signal) {
   const run = chosenRun(runs, state.run);
   const source = sourceOf(run.name);
   await refresh(source, signal);
-  const heading = element("h1", {}, `Watch ${run.name} learn`);
-  const choice = element("form", { class: "controls", onsubmit: (event) => event.preventDefault() }, runChoice(runs, run.name));
+  const heading = html`<h1>Watch ${run.name} learn</h1>`;
+  const form = (controls) => html`<form class="controls" @submit=${(event) => event.preventDefault()}>${runChoice(runs, run.name)}${controls}</form>`;
   if (!source.probes.length) {
     const hint = "This run has no probes. Models that translate, write or name pictures record them while they train (train.probes=40): manyheads demo --open.";
-    place.replaceChildren(heading, choice, element("p", { class: "lead", role: "status" }, hint));
+    put(place, html`${heading}${form("")}<p class="lead" role="status">${hint}</p>`);
     poll(source, signal, () => source.probes.length && draw(place, state, signal));
     return;
   }
-  new Watch(place, heading, choice, source, state, signal);
+  new Watch(place, heading, form, source, state, signal);
 }
 
 const base64Of = (bytes) => btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
@@ -83,7 +83,7 @@ const bounded = (text, most, otherwise = 0) => {
 };
 
 class Watch {
-  constructor(place, heading, choice, source, state, signal) {
+  constructor(place, heading, form, source, state, signal) {
     this.source = source;
     this.signal = signal;
     this.kind = kindOf(source);
@@ -122,25 +122,17 @@ class Watch {
       element("div", { class: "below" }, this.status, this.saving()),
     );
     const sentences = source.sentences.map((example, number) => [String(number), exampleName(example, number)]);
-    choice.append(
+    const canRemove = source.weights.length > 0 && Boolean(words.attention);
+    this.removes = canRemove && state.remove === "1";
+    const controls = [
       labelled(words.example, select(sentences, String(this.moment.sentence), (value) => change({ sentence: value }))),
-      labelled("Layer", tabs("Layer", Array.from({ length: layers }, (_, n) => [String(n), String(n + 1)]), String(this.moment.layer), (value) => change({ layer: value }))),
-      words.written ? labelled(words.written, this.writing) : "",
+      labelled("Layer", tabs("Layer", numbered(layers), String(this.moment.layer), (value) => change({ layer: value }))),
+      words.written ? labelled(words.written, this.writing) : null,
       this.playing,
-      this.kind === "images" ? "" : this.pinning(),
-    );
-    this.removes = state.remove === "1" && source.weights.length > 0 && Boolean(words.attention);
-    if (source.weights.length && words.attention) {
-      choice.append(checkbox("Remove heads by clicking", this.removes, (on) => change({ remove: on ? "1" : "" }, { replace: true })));
-    }
-    place.replaceChildren(
-      heading,
-      lead(words.lead),
-      choice,
-      this.heads,
-      figure,
-      this.difference.root,
-    );
+      this.kind === "images" ? null : this.pinning(),
+      canRemove ? checkbox("Remove heads by clicking", this.removes, (on) => change({ remove: on ? "1" : "" }, { replace: true })) : null,
+    ];
+    put(place, html`${heading}${lead(words.lead)}${form(controls)}${this.heads}${figure}${this.difference.root}`);
     new ResizeObserver(() => this.draw()).observe(figure);
     document.addEventListener("keydown", (event) => this.key(event), { signal });
     this.draw();
@@ -151,7 +143,7 @@ class Watch {
   pinning() {
     const isOn = this.against !== null;
     const pin = () => change({ against: isOn ? "" : String(stepAt(this.source, this.moment.at)) });
-    return element("button", { type: "button", "aria-pressed": String(isOn), onclick: pin }, isOn ? `Compared with step ${this.against}` : "Compare with this step");
+    return button(isOn ? `Compared with step ${this.against}` : "Compare with this step", pin, { pressed: isOn });
   }
 
   /** The layer with the head that aligns best at the end. */
@@ -208,25 +200,15 @@ class Watch {
 
   legend(heads) {
     const { source, moment } = this;
-    const labels = Array.from({ length: heads }, (_, head) => {
+    const words = (head) => {
       const share = alignmentOf(source, moment.at, moment.layer, head);
       return `${moment.layer + 1}·${head + 1}${share === null ? "" : `: ${Math.round(100 * (1 - share))} %`}`;
-    });
-    const buttons = this.heads.querySelectorAll("button");
-    if (buttons.length === heads) {
-      buttons.forEach((button, head) => {
-        button.lastChild.textContent = labels[head];
-        button.setAttribute("aria-pressed", String(this.isOn(head)));
-      });
-      return;
-    }
-    this.heads.replaceChildren(
-      element("span", { class: "note" }, source.probes[0].alignment_error ? "Alignment error of each head (a full circle: none)" : "Heads"),
-      ...labels.map((label, head) => {
-        const sample = element("span", { class: "sample" });
-        sample.style.background = HEAD_COLOURS[head % HEAD_COLOURS.length];
-        return element("button", { type: "button", "aria-pressed": String(this.isOn(head)), onclick: () => this.toggle(head) }, sample, label);
-      }),
+    };
+    const sample = (head) => html`<span class="sample" .style=${`background: ${HEAD_COLOURS[head % HEAD_COLOURS.length]}`}></span>${words(head)}`;
+    const title = source.probes[0].alignment_error ? "Alignment error of each head (a full circle: none)" : "Heads";
+    render(
+      html`<span class="note">${title}</span>${Array.from({ length: heads }, (_, head) => button(sample(head), () => this.toggle(head), { pressed: this.isOn(head) }))}`,
+      this.heads,
     );
   }
 
