@@ -1,4 +1,4 @@
-"""Pictures of every page at the sizes of a laptop and of a phone.
+"""Pictures of every page at the sizes of a laptop, a large screen and a phone.
 
     python docs/screenshots.py RUNS OUT
 
@@ -21,9 +21,9 @@ from playwright.sync_api import sync_playwright
 from manyheads.web.app import build_app, listen
 from manyheads.web.library import Library
 
-SIZES = {"wide": (1280, 800), "phone": (390, 844)}
+SIZES = {"wide": (1280, 800), "large": (1920, 1080), "phone": (390, 844)}
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-# Name of the picture, page and state; RUN stands for the first run of the folder.
+# Name of the picture, page and state; RUN stands for `demo`, else the first run of the folder.
 VIEWS = {
     "runs": "/",
     "tour": "/tour?run=RUN&stop=13",
@@ -80,15 +80,18 @@ def main() -> None:
     parser.add_argument("runs", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", default="", help="names of pictures that begin so")
+    parser.add_argument("--sizes", nargs="*", choices=SIZES, default=["wide", "phone"])
     options = parser.parse_args()
     browser_path = shutil.which("chromium")
     if browser_path is None:
         sys.exit("chromium not found: install it")
-    run = next(iter(Library(options.runs).folders()))
+    runs = [*Library(options.runs).folders()]
+    run = "demo" if "demo" in runs else runs[0]
     options.out.mkdir(parents=True, exist_ok=True)
     with serving(options.runs) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path, args=FLAGS)
-        for size, (width, height) in SIZES.items():
+        for size in options.sizes:
+            width, height = SIZES[size]
             page = browser.new_page(viewport={"width": width, "height": height})
             for name, place in VIEWS.items():
                 if not name.startswith(options.only):

@@ -5,6 +5,7 @@ import { post } from "../api.js";
 import { StepDifference } from "../compare.js";
 import { button, checkbox, element, escaped, html, labelled, numbered, put, render, select, tabs } from "../dom.js";
 import { saveFile, saveMenu } from "../exports.js";
+import { canFilm, film } from "../film.js";
 import { refresh, sourceOf } from "../probes.js";
 import { request } from "../recording.js";
 import { chosenRun, lead, runChoice, usableRuns } from "../runs.js";
@@ -15,7 +16,8 @@ import { pictureAt } from "../watchpictures.js";
 import { drawWatch, layout } from "../watchview.js";
 
 const EVERY = 1500; // milliseconds between two requests
-const SECONDS = 6; // of a film
+const SECONDS = 6; // from the first step to the last
+const STILL = 0.8; // seconds for which a film shows its last picture
 const MODULES = ["watchparts.js", "watchlanguage.js", "watchpictures.js", "watchview.js"]; // of a saved file
 
 /** The words of the page for each kind of example; `attention` names the heads that can be removed. */
@@ -324,9 +326,11 @@ class Watch {
   }
 
   saving() {
+    /** @type {[string, () => void][]} */
+    const films = canFilm() ? [["Film (WebM)", () => this.film()]] : [];
     return saveMenu([
       ["PNG", () => this.canvas.toBlob((content) => saveFile(this.fileName("png"), content))],
-      ["Film (WebM)", () => this.film()],
+      ...films,
       ["HTML", () => this.html()],
     ]);
   }
@@ -337,17 +341,9 @@ class Watch {
 
   async film() {
     if (this.frame) this.stop();
-    const recorder = new MediaRecorder(this.canvas.captureStream(30), { mimeType: "video/webm" });
-    const parts = [];
-    recorder.ondataavailable = (event) => parts.push(event.data);
-    const ended = new Promise((done) => (recorder.onstop = done));
-    this.go(0);
-    recorder.start();
-    await this.play();
-    await new Promise((done) => setTimeout(done, 800)); // the last picture stays for a moment
-    recorder.stop();
-    await ended;
-    saveFile(this.fileName("webm"), new Blob(parts, { type: "video/webm" }));
+    const last = this.source.probes.length - 1;
+    const content = await film(this.canvas, SECONDS + STILL, (seconds) => this.go((last * seconds) / SECONDS, { quiet: false }), this.signal);
+    if (!this.signal.aborted) saveFile(this.fileName("webm"), content);
   }
 
   /** One file with the data, the drawing module and a player; it opens without a server. */
