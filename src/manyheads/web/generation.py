@@ -46,7 +46,7 @@ class PrefixConstraints(LogitsConstraints):
         self,
         logits: Float[Tensor, "rows v"],
         length: Int[Tensor, " #rows"],
-        last: Bool[Tensor, " rows"] | None = None,
+        last: Bool[Tensor, " n"] | None = None,
         total: Float[Tensor, "rows 1"] | None = None,
     ) -> None:
         position = int(length[0])
