@@ -31,6 +31,7 @@ from manyheads.nn.attention import Dense
 from manyheads.nn.lora import Finetune, restrict
 from manyheads.nn.positions import Sinusoidal
 from manyheads.presets import ModelConfig
+from manyheads.sizing import fit_to_data
 from manyheads.tasks.spec import RunSettings, TaskSpec, kinds
 from manyheads.tasks.table import TASKS, Data
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -76,6 +77,7 @@ class Run(RunSettings):
     finetune: Annotated[Finetune | None, "What is trained of a model from init=FOLDER"] = None
     decode: Annotated[Decode, "Search and sampling"] = field(default_factory=Decode)
     seed: Annotated[int, Between(0, 2**63 - 1), "Seed of weights, batches and dropout"] = 1
+    by_data: Annotated[tuple[str, ...], "Settings that the amount of training data decides"] = ()
 
     RENAMED: ClassVar[dict[str, str]] = {"start": "init"}
 
@@ -392,13 +394,14 @@ def make_trainer(
     if world.is_main:
         drop_partials(folder)
     part, valid = run.data.read("train"), run.data.read("valid")
+    run, chosen = fit_to_data(run, part)
     with world.main_first():  # the others read what the first has written
         run, tokenizer = prepare(run, folder, part)
     task = make_task(run, part, valid, tokenizer, device)
     # No sentence of the phrasebook is in two splits, and its test split takes seconds to generate.
     checked = world.is_main and not isinstance(run.data, PhrasebookData)
     leaks = report_leaks(run.data, part, valid) if checked else []
-    task.notes = [*task.notes, *_warn_embedding_scale(run), *leaks]
+    task.notes = [*chosen, *task.notes, *_warn_embedding_scale(run), *leaks]
     shards = None
     if world.is_distributed and run.train.parallel == "fsdp" and not run.init:
         from manyheads.train.parallel import ShardedBuild

@@ -136,6 +136,13 @@ def baseline(kind: str, *settings: str) -> GoldenRun:
     return GoldenRun(f"translation-{kind}", "phrasebook", settings, TRANSLATE)
 
 
+# The recipe `language` as it was in release 0.1, whose losses are recorded.
+LANGUAGE_01 = (
+    *("by_data=", "model.dropout=0.1", "model.attention_dropout=0", "train.ema_decay=0"),
+    *("train.min_lr_ratio=0.1", "train.weight_decay=0.1", "train.patience=none"),
+)
+
+
 def text(name: str, recipe: str, *settings: str, commands: tuple[Command, ...]) -> GoldenRun:
     return GoldenRun(name, recipe, (*SIZES, *TEXTS, *settings), commands)
 
@@ -181,7 +188,7 @@ RUNS = (
         (
             *(*SIZES, "data.folder={pairs}", "data.source=src", "data.target=trg"),
             *("tokens.vocab_size=500", "train.batch_tokens=400", "decode.validate_sentences=2"),
-            *("train.segmentations=4", "train.merge_dropout=0.2"),
+            *("train.segmentations=4", "train.merge_dropout=0.2", "by_data="),
         ),
         (
             Command("translate", ("--beam", "1", LONGER), PLAIN),
@@ -203,7 +210,7 @@ RUNS = (
         ),
         TRANSLATE,
     ),
-    text("language", "language", commands=(*GENERATE, *GENERATE_MORE)),
+    text("language", "language", *LANGUAGE_01, commands=(*GENERATE, *GENERATE_MORE)),
     text(
         "language-documents",
         *("gpt-mini", "data.lines=sentences", "objective.packing=documents"),
@@ -214,10 +221,14 @@ RUNS = (
         *("shakespeare-char", "tokens=characters", "model.position=alibi"),
         commands=GENERATE,
     ),
-    text("language-performer", "language", "model.core=performer", commands=GENERATE),
+    text(
+        "language-performer",
+        *("language", *LANGUAGE_01, "model.core=performer"),
+        commands=GENERATE,
+    ),
     text(
         "language-local",
-        *("language", "model.core=local", "model.core.size=8", "model.kv_heads=1"),
+        *("language", *LANGUAGE_01, "model.core=local", "model.core.size=8", "model.kv_heads=1"),
         commands=GENERATE,
     ),
     text("bert", "bert-mini", commands=(*FILL, EMBED, *EMBED_MORE, EVALUATE)),
@@ -267,7 +278,7 @@ RUNS = (
     GoldenRun(
         "images",
         "images",
-        (*(one for one in SIZES if "max_length" not in one), *IMAGES),
+        (*(one for one in SIZES if "max_length" not in one), *IMAGES, "by_data="),
         (
             EVALUATE,
             Command("classify", ("{pngs}", "--scores")),
@@ -280,7 +291,12 @@ RUNS = (
         (
             *(*(one for one in SIZES if "max_length" not in one), *IMAGES),
             *("data.augment.crop_padding=1", "data.augment.flip=0.5", "data.augment.operations=1"),
-            *("data.mixing.mixup=0.4", "data.mixing.cutmix=1", "model.pooler.over=mean"),
+            *(
+                "data.mixing.mixup=0.4",
+                "data.mixing.cutmix=1",
+                "model.pooler.over=mean",
+                "by_data=",
+            ),
         ),
         (EVALUATE,),
     ),

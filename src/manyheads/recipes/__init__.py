@@ -5,6 +5,7 @@ import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from manyheads.errors import UserError
 from manyheads.nn.block import on_meta
 from manyheads.presets import PRESETS, ModelConfig, preset
 from manyheads.run import Run, choose_device, parse_run, train_run
+from manyheads.sizing import SIZES
 from manyheads.tasks.spec import kinds
 from manyheads.train.metrics import Callback
 
@@ -68,6 +70,7 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
         run = parse_run(table)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+    recipe = run
     settings, init = _split_init(overrides, run.init)
     # The settings of a run that has begun are complete, wherever it started from.
     if init and (init != run.init or not _is_complete(run.model)):
@@ -76,6 +79,7 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
         run = _with_preset(chosen, run, settings)
     else:
         run = override_all(run, settings)
+    run = _keep_given(run, recipe, settings)
     _check_settings(settings, run)
     needs_tokens = not run.init and run.spec.reads_text
     if run.data is None or (run.tokens is None and needs_tokens):
@@ -149,6 +153,22 @@ def _with_preset(name: str, run: Run, settings: Sequence[str]) -> Run:
     run = copy.copy(run)
     object.__setattr__(run, "model", run.spec.finetune(config, run))
     return override_all(run, of_model)
+
+
+def _keep_given(run: Run, recipe: Run, settings: Sequence[str]) -> Run:
+    """The amount of data decides no setting that the user gives, and no trained or other model."""
+    names = {setting.partition("=")[0] for setting in settings}
+    if run.init or "model" in names:
+        names.update(name for name in run.by_data if name.startswith(("model.", "tokens.")))
+    else:
+        values = ((name, attrgetter(name)) for name in run.by_data)
+        names.update(name for name, value in values if value(run) != value(recipe))
+    if names & {*SIZES}:
+        names.update(SIZES)
+    if "train.epochs" in names:
+        names.add("train.steps")
+    left = tuple(name for name in run.by_data if name not in names)
+    return dataclasses.replace(run, by_data=left)
 
 
 def _is_complete(model: ModelConfig) -> bool:

@@ -1,0 +1,109 @@
+"""Settings that a recipe leaves to the amount of training data (`by_data` in its file).
+
+Little data is read many times, and a model would learn it by heart: it gets more dropout and
+weight decay. The numbers come from validation losses on tinyshakespeare and on Penn Treebank by
+characters (docs/how-to/choose.md). A setting that the user gives is never changed.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from manyheads.config import override_all
+
+if TYPE_CHECKING:
+    from manyheads.run import Run
+
+CHARACTERS_PER_TOKEN = {"characters": 1.0, "words": 5.5, "bpe": 3.5, "wordpiece": 3.5}
+SIZES = ("model.dim", "model.layers", "model.heads", "model.ffn_dim")  # chosen together
+Settings = dict[str, Any]
+
+
+def language(run: "Run", characters: int) -> Settings:
+    """Causal language models of text."""
+    assert run.tokens is not None
+    millions = characters / CHARACTERS_PER_TOKEN[run.tokens.kind] / 1e6
+    dropout = round(min(0.4, max(0.0, 0.35 - 0.31 * math.log10(millions))), 2)
+    dim, layers = next(
+        size for limit, *size in ((0.2, 192, 4), (30, 384, 6), (300, 512, 8), (math.inf, 768, 12))
+        if millions <= limit
+    )  # fmt: skip
+    return {
+        **_vocabulary(run, characters),
+        "model.dim": dim,
+        "model.layers": layers,
+        "model.heads": dim // 64,
+        "model.dropout": dropout,
+        "model.attention_dropout": dropout,
+        "train.weight_decay": round(min(1.6, max(0.1, 1.6 * millions**-0.7)), 2),
+        "train.steps": 2000 if millions <= 0.2 else max(5000, min(100_000, round(millions * 250))),
+    }
+
+
+def translation(run: "Run", pairs: int) -> Settings:
+    """Encoder–decoders of parallel text."""
+    rows = (
+        # pairs at most, SIZES, dropout, learning rate, steps, tokens a step, vocabulary
+        (8_000, 128, 4, 4, 256, 0.3, 2e-3, 4000, 2000, 2000),
+        (60_000, 128, 4, 4, 256, 0.2, 2e-3, 7000, 2000, 8000),
+        (600_000, 256, 4, 4, 1024, 0.2, 2e-3, 10_000, 8192, 10_000),
+        (math.inf, 512, 6, 8, 2048, 0.1, 1e-3, 40_000, 16_384, 32_000),
+    )
+    _, *row = next(row for row in rows if pairs <= row[0])
+    names = (*SIZES, "model.dropout", "train.learning_rate", "train.steps", "train.batch_tokens")
+    return dict(zip((*names, "tokens.vocab_size"), row, strict=True))
+
+
+def masked(run: "Run", characters: int) -> Settings:
+    """Encoders that are pretrained on text: about forty passes, within limits."""
+    large = characters > 100_000_000
+    tokens = characters / CHARACTERS_PER_TOKEN["wordpiece"]
+    return {
+        **_vocabulary(run, characters),
+        "model.dim": 512 if large else 256,
+        "model.layers": 8 if large else 4,
+        "model.heads": 8 if large else 4,
+        "train.steps": max(2000, min(100_000, round(40 * tokens / run.train.batch_tokens))),
+    }
+
+
+def images(run: "Run", count: int) -> Settings:
+    """Vision Transformers: few images are seen more often."""
+    return {
+        "model.dropout": 0.1 if count < 10_000 else 0.0,
+        "train.epochs": max(4, min(60, round(240_000 / count))),
+    }
+
+
+# By task and kind of data: the unit, its number in a training split, the rule.
+RULES: dict[tuple[str, str], tuple[str, Callable[..., int], Callable[..., Settings]]] = {
+    ("language", "text"): ("characters", lambda run, part: _characters(run, part), language),
+    ("translation", "files"): ("pairs", lambda run, part: len(part.sources), translation),
+    ("pretraining", "text"): ("characters", lambda run, part: _characters(run, part), masked),
+    ("images", "images"): ("images", lambda run, part: len(part.labels), images),
+}
+
+
+def fit_to_data(run: "Run", part: Any) -> tuple["Run", list[str]]:
+    """The run with the settings of `by_data` chosen for its training split, and a remark on it."""
+    if not run.by_data or run.data is None:
+        return run, []
+    unit, count, rule = RULES[run.task, run.data.kind]
+    amount = count(run, part)
+    chosen = {name: value for name, value in rule(run, amount).items() if name in run.by_data}
+    settings = [f"{name}={value}" for name, value in chosen.items()]
+    run = dataclasses.replace(run, by_data=())
+    return override_all(run, settings), [f"chosen for {amount:,} {unit}: {' '.join(settings)}"]
+
+
+def _characters(run: "Run", part: Any) -> int:
+    return max(1, sum(map(len, run.spec.strings(part))))
+
+
+def _vocabulary(run: "Run", characters: int) -> Settings:
+    """1,000 to 32,000 subwords, one for 500 characters; other tokenizers have as many as occur."""
+    if run.tokens is None or run.tokens.kind not in ("bpe", "wordpiece"):
+        return {}
+    doublings = math.floor(math.log2(min(32, max(1, characters / 500_000))))
+    return {"tokens.vocab_size": 1000 * 2**doublings}

@@ -1,0 +1,73 @@
+"""Recipes choose settings from the amount of training data, unless the user gives them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from manyheads.recipes import read_recipe
+from manyheads.run import make_trainer, read_run
+from manyheads.sizing import RULES, language, translation
+
+CHARACTERS = [30_000, 300_000, 1_000_000, 3_000_000, 10_000_000, 100_000_000, 10**10]
+
+
+def test_more_text_means_less_regularisation_and_no_smaller_model() -> None:
+    run = read_recipe("language", ["tokens=characters"])
+    chosen = [language(run, count) for count in CHARACTERS]
+    for name in ("model.dropout", "model.attention_dropout", "train.weight_decay"):
+        values = [row[name] for row in chosen]
+        assert values == sorted(values, reverse=True)
+        assert values[0] > values[-1]
+    for name in ("model.dim", "model.layers", "train.steps"):
+        values = [row[name] for row in chosen]
+        assert values == sorted(values)
+    assert all("tokens.vocab_size" not in row for row in chosen)  # as many as occur
+
+
+@pytest.mark.parametrize("recipe", ["language", "translation", "bert-mini", "images"])
+def test_every_choice_is_a_valid_run(recipe: str) -> None:
+    run = read_recipe(recipe)
+    assert run.data is not None
+    _, _, rule = RULES[run.task, run.data.kind]
+    for count in [1, *CHARACTERS]:
+        chosen = rule(run, count)
+        assert {*chosen} == {*run.by_data}
+        read_recipe(recipe, [f"{name}={value}" for name, value in chosen.items()])
+
+
+def test_pairs_choose_the_model() -> None:
+    run = read_recipe("translation")
+    dims = [translation(run, pairs)["model.dim"] for pairs in (1000, 29_000, 160_000, 10**7)]
+    assert dims == [128, 128, 256, 512]
+
+
+@pytest.mark.parametrize(
+    ("settings", "left_out"),
+    [
+        (["model.dropout=0.2"], {"model.dropout"}),
+        (["model.dim=64"], {"model.dim", "model.layers", "model.heads"}),
+        (["train.epochs=2"], {"train.steps"}),
+        (["by_data="], {*read_recipe("language").by_data}),
+        (["model=gpt2"], {name for name in read_recipe("language").by_data if name[0] != "t"}),
+    ],
+)
+def test_settings_of_the_user_stay(settings: list[str], left_out: set[str]) -> None:
+    everything = {*read_recipe("language").by_data}
+    assert everything - {*read_recipe("language", settings).by_data} >= left_out
+
+
+def test_a_run_writes_down_what_was_chosen(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the cat sat on the mat and looked at the dog. \n" * 400)
+    settings = [f"data.folder={tmp_path}", "tokens=characters", "model.dim=16", "train.steps=1"]
+    run = read_recipe("language", [*settings, "model.max_length=16", "model.layers=1"])
+    trainer = make_trainer(run, tmp_path / "run", torch.device("cpu"))
+    trainer.close()
+    written = read_run(tmp_path / "run")
+    assert written.by_data == ()
+    assert written.model.dropout == 0.4
+    assert written.train.weight_decay == 1.6
+    assert written.train.steps == 1
+    note = next(note for note in trainer.task.notes if note.startswith("chosen for"))
+    assert "model.dropout=0.4" in note
+    assert "model.dim" not in note
