@@ -56,11 +56,15 @@ _OPENED: WeakKeyDictionary[nn.Module, tuple[object, Ctranslate2Model]] = WeakKey
 
 @dataclass(frozen=True)
 class Engine:
-    """The choice of an engine, and how weights are stored; `report` gets the result of `auto`."""
+    """The choice of an engine, and how weights are stored; `report` gets the result of `auto`.
+
+    `workers` is how many calls CTranslate2 computes at the same time; they share its threads.
+    """
 
     name: str = "torch"
     dtype: str = "float32"
     report: Callable[[str], None] = ignore
+    workers: int = 1
 
     def __post_init__(self) -> None:
         for option, value, known in (
@@ -120,7 +124,7 @@ class Engine:
                 raise UserError(reason)
             if self.name == "auto" and not (folder / SETTINGS).is_file():
                 raise UserError("another program's folder is left unchanged: import it")
-            model = _open(folder, decoder, kind, self.dtype)
+            model = _open(folder, decoder, kind, self.dtype, self.workers)
         except (UserError, DataError) as error:
             if self.is_ctranslate2:
                 raise UserError(f"the engine CTranslate2 cannot run {folder}: {error}") from None
@@ -165,20 +169,24 @@ def why_not(model: nn.Module, decode: Decode) -> str:
 # --- Conversions in the run folder ----------------------------------------------------------------
 
 
-def _open(folder: Path, decoder: Translator | Generator, kind: str, dtype: str) -> Ctranslate2Model:
+def _open(
+    folder: Path, decoder: Translator | Generator, kind: str, dtype: str, workers: int
+) -> Ctranslate2Model:
     """The conversion of a model, opened; one that cannot be opened is made again."""
     model, decode = decoder.model, decoder.decode
     weights = tuple((weight.data_ptr(), weight._version) for weight in model.parameters())
     special = decode.start, decode.end, decode.source_start
-    key = folder, dtype, special, torch.get_num_threads(), weights, read_shortlist(folder)
+    threads = torch.get_num_threads(), workers
+    key = folder, dtype, special, threads, weights, read_shortlist(folder)
     if model in _OPENED and _OPENED[model][0] == key:
         return _OPENED[model][1]
     path = convert(folder, model, decoder.tokenizer, decode, dtype)
     try:
-        opened = Ctranslate2Model(path, kind)
+        opened = Ctranslate2Model(path, kind, workers=workers)
     except (DataError, UserError):  # removed by another process, or of another version
         shutil.rmtree(path, ignore_errors=True)
-        opened = Ctranslate2Model(convert(folder, model, decoder.tokenizer, decode, dtype), kind)
+        path = convert(folder, model, decoder.tokenizer, decode, dtype)
+        opened = Ctranslate2Model(path, kind, workers=workers)
     _OPENED[model] = key, opened
     return opened
 

@@ -13,7 +13,7 @@ from tests.web.small_models import SENTENCE, make_models
 from manyheads.loading import load_torch_run
 from manyheads.serve.app import build_app as build_server
 from manyheads.serve.app import work_of
-from manyheads.serve.batching import Bounds
+from manyheads.serve.scheduler import Bounds
 from manyheads.tokenizer.train import Bpe, Characters, WordPiece, Words
 from manyheads.web.app import build_app
 from manyheads.web.guard import Limits

@@ -15,7 +15,6 @@ from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample
 from manyheads.loading import TorchRun, load_torch_run
 from manyheads.models.gpt import GptConfig
-from manyheads.serve.batching import Batcher, Bounds, Fits, Job, Take, Work, take_none
 from manyheads.serve.continuous import (
     Chunk,
     CompletionRequest,
@@ -24,6 +23,7 @@ from manyheads.serve.continuous import (
     left_pad,
     supports_left_padding,
 )
+from manyheads.serve.scheduler import Bounds, Fits, Job, Scheduler, Take, Work, take_none
 
 CPU = torch.device("cpu")
 
@@ -138,8 +138,12 @@ def test_a_short_request_does_not_wait_for_a_long_one(loaded: TorchRun) -> None:
     short = CompletionRequest(((7, 8, 9),), 1, 2, Sample(temperature=0.0))
 
     async def run() -> tuple[int, int]:
-        batcher, running, release = Batcher(work, waiting=9), threading.Event(), threading.Event()
-        first = batcher.submit(long)
+        scheduler, running, release = (
+            Scheduler(work, waiting=9),
+            threading.Event(),
+            threading.Event(),
+        )
+        first = scheduler.submit(long)
         send = first.send
 
         def pause(part: Any) -> None:
@@ -149,14 +153,14 @@ def test_a_short_request_does_not_wait_for_a_long_one(loaded: TorchRun) -> None:
 
         first.send = pause  # type: ignore[method-assign]
         await asyncio.to_thread(running.wait)
-        second = batcher.submit(short)
+        second = scheduler.submit(short)
         release.set()
         [chunk] = [part async for part in second.parts()]
         ended_first = not first.ended
         _ = [part async for part in first.parts()]
         assert ended_first
-        await asyncio.to_thread(batcher.close)
-        return chunk.tokens, batcher.computed
+        await asyncio.to_thread(scheduler.close)
+        return chunk.tokens, scheduler.computed
 
     tokens, batches = asyncio.run(run())
     assert batches == 1
@@ -190,15 +194,15 @@ def test_requests_join_in_order_and_none_overtakes() -> None:
     work = Steps(limit=4)
 
     async def run() -> None:
-        batcher = Batcher(work, waiting=99)
-        jobs = [batcher.submit(1)]
+        scheduler = Scheduler(work, waiting=99)
+        jobs = [scheduler.submit(1)]
         await asyncio.to_thread(work.started.wait)
-        jobs += [batcher.submit(number) for number in (3, 4, 1, 2)]
+        jobs += [scheduler.submit(number) for number in (3, 4, 1, 2)]
         work.release.set()
         for job in jobs:
             assert [part async for part in job.parts()] == []
-        assert batcher.computed == 1
-        assert batcher.running == 0
+        assert scheduler.computed == 1
+        assert scheduler.running == 0
 
     asyncio.run(run())
     assert work.order == [1, 3, 4, 1, 2]
@@ -208,10 +212,10 @@ def test_an_error_reaches_requests_that_joined() -> None:
     work = Steps(limit=4)
 
     async def run() -> None:
-        batcher = Batcher(work, waiting=99)
-        first = batcher.submit(1)
+        scheduler = Scheduler(work, waiting=99)
+        first = scheduler.submit(1)
         await asyncio.to_thread(work.started.wait)
-        second = batcher.submit(-2)
+        second = scheduler.submit(-2)
         work.release.set()
         assert [part async for part in first.parts()] == []
         with pytest.raises(ValueError, match="nobody expected"):
@@ -228,7 +232,7 @@ def test_prompts_of_several_lengths_without_left_padding(loaded: TorchRun) -> No
     request = CompletionRequest(prompts, 1, 4, Sample(temperature=0.0))
 
     async def run() -> list[int]:
-        job = Batcher(work, waiting=9).submit(work.check(request))
+        job = Scheduler(work, waiting=9).submit(work.check(request))
         return sorted([chunk.row async for chunk in job.parts()])
 
     assert asyncio.run(run()) == [0, 1, 2]
@@ -240,7 +244,7 @@ def test_a_batch_stays_within_its_bounds(loaded: TorchRun) -> None:
     seen: list[int] = []
 
     async def run() -> None:
-        batcher = Batcher(work, waiting=99)
+        scheduler = Scheduler(work, waiting=99)
         fits = work.fits
 
         def observe(requests: Sequence[CompletionRequest], running: Any = ()) -> bool:
@@ -248,7 +252,7 @@ def test_a_batch_stays_within_its_bounds(loaded: TorchRun) -> None:
             return fits(requests, running)
 
         work.fits = observe  # type: ignore[method-assign]
-        jobs = [batcher.submit(work.check(request)) for request in waiting]
+        jobs = [scheduler.submit(work.check(request)) for request in waiting]
         for job in jobs:
             _ = [part async for part in job.parts()]
 

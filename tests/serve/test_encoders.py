@@ -11,7 +11,7 @@ from tests.web.small_models import make_models
 
 from manyheads.loading import load
 from manyheads.serve.app import build_app, work_of
-from manyheads.serve.batching import Bounds
+from manyheads.serve.scheduler import Bounds
 from manyheads.web.guard import AccessPolicy
 
 BOUNDS = Bounds(rows=4, tokens=200)

@@ -22,7 +22,7 @@ from benchmarks import serve_load
 from manyheads import cli
 from manyheads.loading import load_torch_run
 from manyheads.serve.app import build_app, work_of
-from manyheads.serve.batching import Bounds
+from manyheads.serve.scheduler import Bounds
 from manyheads.web.app import build_app as build_view
 
 HERE = "http://localhost"

@@ -19,7 +19,7 @@ from manyheads.data.translation import FilesData
 from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
 from manyheads.serve.app import build_app, work_of
-from manyheads.serve.batching import Batcher, Bounds, Job, Take, Work, take_none
+from manyheads.serve.scheduler import Bounds, Job, Scheduler, Take, Work, take_none
 from manyheads.serve.translations import languages_of
 from manyheads.web.guard import AccessPolicy
 from manyheads.web.responses import Problem
@@ -264,15 +264,15 @@ def test_requests_during_a_batch_form_the_next_one() -> None:
     work = Slow()
 
     async def run() -> list[list[Any]]:
-        batcher = Batcher(work, waiting=100)
-        jobs = [batcher.submit(0)]
+        scheduler = Scheduler(work, waiting=100)
+        jobs = [scheduler.submit(0)]
         await asyncio.to_thread(work.started.wait)
-        jobs += [batcher.submit(number) for number in range(1, 16)]
+        jobs += [scheduler.submit(number) for number in range(1, 16)]
         work.release.set()
         answers = [await everything(job) for job in jobs]
-        await asyncio.to_thread(batcher.close)
+        await asyncio.to_thread(scheduler.close)
         with pytest.raises(Problem, match="stopping"):
-            batcher.submit(1)
+            scheduler.submit(1)
         return answers
 
     assert asyncio.run(run()) == [[number] for number in range(16)]
@@ -283,15 +283,15 @@ def test_the_queue_is_bounded_and_dropped_jobs_free_it() -> None:
     work = Slow()
 
     async def run() -> None:
-        batcher = Batcher(work, waiting=2)
-        first = batcher.submit(0)
+        scheduler = Scheduler(work, waiting=2)
+        first = scheduler.submit(0)
         await asyncio.to_thread(work.started.wait)
-        second, third = batcher.submit(1), batcher.submit(2)
+        second, third = scheduler.submit(1), scheduler.submit(2)
         with pytest.raises(Problem) as refused:
-            batcher.submit(3)
+            scheduler.submit(3)
         assert refused.value.status == 503
-        batcher.drop(second)
-        fourth = batcher.submit(4)
+        scheduler.drop(second)
+        fourth = scheduler.submit(4)
         work.release.set()
         assert [await everything(job) for job in (first, third, fourth)] == [[0], [2], [4]]
 
@@ -303,11 +303,11 @@ def test_closing_finishes_the_queue() -> None:
     work = Slow()
 
     async def run() -> list[Any]:
-        batcher = Batcher(work, waiting=9)
-        jobs = [batcher.submit(0)]
+        scheduler = Scheduler(work, waiting=9)
+        jobs = [scheduler.submit(0)]
         await asyncio.to_thread(work.started.wait)
-        jobs.append(batcher.submit(1))
-        closing = asyncio.ensure_future(asyncio.to_thread(batcher.close))
+        jobs.append(scheduler.submit(1))
+        closing = asyncio.ensure_future(asyncio.to_thread(scheduler.close))
         work.release.set()
         await closing
         return [await everything(job) for job in jobs]
@@ -320,10 +320,10 @@ def test_a_failed_batch_does_not_stop_the_next_one() -> None:
     work.release.set()
 
     async def run() -> None:
-        batcher = Batcher(work, waiting=9)
+        scheduler = Scheduler(work, waiting=9)
         with pytest.raises(ValueError, match="nobody expected"):
-            await everything(batcher.submit(-1))
-        assert await everything(batcher.submit(5)) == [5]
+            await everything(scheduler.submit(-1))
+        assert await everything(scheduler.submit(5)) == [5]
 
     asyncio.run(run())
 
@@ -372,7 +372,7 @@ def test_translations_do_not_depend_on_the_batch(
             job.end()
         return [await everything(job) for job in jobs]
 
-    best = [[ranked[0] for ranked in answers] for answers in asyncio.run(run())]
+    best = [[answer.texts[0] for answer in answers] for answers in asyncio.run(run())]
     assert best == [[expected[SENTENCE]], [expected[OTHER], expected[SENTENCE]], []]
 
 

@@ -18,7 +18,6 @@ from manyheads.engines import Engine
 from manyheads.loading import load_torch_run
 from manyheads.models.gpt import GptConfig
 from manyheads.serve.app import build_app, work_of
-from manyheads.serve.batching import Bounds, Job
 from manyheads.serve.continuous import (
     Chunk,
     CompletionRequest,
@@ -27,6 +26,7 @@ from manyheads.serve.continuous import (
     left_pad,
     supports_left_padding,
 )
+from manyheads.serve.scheduler import Bounds, Job
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 BOUNDS = Bounds(rows=8, tokens=600)

@@ -130,7 +130,7 @@ def serve(
     token = _check_address(port, token, token_file)
     from manyheads.serve.app import serve as answer
     from manyheads.serve.app import work_of
-    from manyheads.serve.batching import Bounds
+    from manyheads.serve.scheduler import Bounds
 
     limits = {
         "beam": beam,

@@ -14,6 +14,7 @@ import torch
 from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from manyheads.config import Between, Count, Natural, NonNegative, Renamed
 from manyheads.data.translation import Frame
@@ -160,11 +161,13 @@ class LogitsConstraints:
     def apply(
         self,
         logits: Logits,
-        length: Int[Tensor, " #rows"],
+        length: Int[Tensor, " texts"],
         last: Bool[Tensor, " n"] | None = None,
         total: Totals | None = None,
     ) -> None:
         """Change, in place, the logits of position `length`; in texts `last` it is the limit.
+
+        Each text has as many rows; one length is that of all texts.
 
         A forced token is free: its logit becomes `total`, log Σ exp of its row. Without `total`
         the logits are only good for choosing.
@@ -174,12 +177,12 @@ class LogitsConstraints:
         if len(self.suppressed):
             logits.index_fill_(1, self.suppressed, NEVER)
         if self.min_length:
-            logits[:, self.end].masked_fill_(length <= self.min_length, NEVER)
+            is_short = _by_row(length <= self.min_length, logits)
+            logits[:, self.end].masked_fill_(is_short, NEVER)
         if self.first is not None:
-            self._force(logits, (length == 1).expand(len(logits)), self.first, free)
+            self._force(logits, _by_row(length == 1, logits), self.first, free)
         if last is not None and self.at_limit != "truncate":
-            rows = repeat(last, "n -> (n k)", k=len(logits) // len(last))
-            self._force(logits, rows, self.end, end_logits)
+            self._force(logits, _by_row(last, logits), self.end, end_logits)
 
     @staticmethod
     def _force(
@@ -187,6 +190,10 @@ class LogitsConstraints:
     ) -> None:
         logits.masked_fill_(rows[:, None], NEVER)
         logits[:, token] = torch.where(rows, value.to(logits.dtype), logits[:, token])
+
+
+def _by_row(texts: Bool[Tensor, " n"], logits: Logits) -> Bool[Tensor, " rows"]:
+    return repeat(texts, "n -> (n k)", k=len(logits) // len(texts))
 
 
 @dataclass(frozen=True)
@@ -331,14 +338,15 @@ class Beams:
     """The state of a search over n sentences, in tensors of fixed shape.
 
     Living hypotheses form a trellis: the token and the parent of each beam at each length. Ended
-    ones are the k best so far, stored as the point where they leave the trellis.
+    ones are the k best so far, stored as the point where they leave the trellis. Each sentence has
+    its own length, so that others can join a running search (`join`).
     """
 
     def __init__(
         self, search: BeamSearch, sentences: int, max_length: int, device: torch.device
     ) -> None:
         self.search, n, k = search, sentences, search.beam
-        self.length = torch.zeros(1, dtype=torch.long, device=device)
+        self.length = torch.zeros(n, dtype=torch.long, device=device)
         self.limits = self.length.new_zeros(n)
         self.newest = self.length.new_zeros(n, k)
         self.origin = self.length.new_zeros(n, k)  # the parents of the newest tokens
@@ -391,8 +399,9 @@ class Beams:
         self.alive_log.copy_(alive_log)
         torch.gather(tokens, 1, living, out=self.newest)
         torch.gather(parents, 1, living, out=self.origin)
-        self.tokens.index_copy_(1, self.length, self.newest[:, None])
-        self.parents.index_copy_(1, self.length, self.origin[:, None])
+        position = self.length[:, None, None].expand(-1, 1, k)
+        self.tokens.scatter_(1, position, self.newest[:, None])
+        self.parents.scatter_(1, position, self.origin[:, None])
         self._check_done(lp)
         self.alive_log.masked_fill_(self.done[:, None], NEVER)
         return Candidates(log, parents, tokens, ending, living)
@@ -402,18 +411,18 @@ class Beams:
         log: Float[Tensor, "n k"],
         parents: Parents,
         tokens: Int[Tensor, "n k"],
-        lp: Float[Tensor, " 1"],
+        lp: Float[Tensor, " n"],
     ) -> None:
         """Keep the k best of the new and the earlier endings."""
         self.ended_score[:], order = topk(
-            torch.cat([self.ended_score, log / lp], 1), self.search.beam
+            torch.cat([self.ended_score, log / lp[:, None]], 1), self.search.beam
         )
         torch.gather(torch.cat([self.ended_log, log], 1), 1, order, out=self.ended_log)
-        leaves = torch.stack([self.length.expand_as(parents), parents, tokens], -1)
+        leaves = torch.stack([self.length[:, None].expand_as(parents), parents, tokens], -1)
         index = repeat(order, "n k -> n k 3")
         torch.gather(torch.cat([self.ended, leaves], 1), 1, index, out=self.ended)
 
-    def _check_done(self, lp: Float[Tensor, " 1"]) -> None:
+    def _check_done(self, lp: Float[Tensor, " n"]) -> None:
         """The stopping rule is met, or the n best are decided, or the limit is reached.
 
         log P only falls. So the best score that a living hypothesis can reach is its present log P
@@ -456,24 +465,39 @@ class Beams:
                     break
                 if session is not None and SHRINK * sum(done) >= len(done):
                     gone, left = (x.nonzero()[:, 0] for x in (self.done, ~self.done))
-                    for row, hypotheses in zip(gone, self._hypotheses(gone, length), strict=True):
+                    for row, hypotheses in zip(gone, self.hypotheses(gone, length), strict=True):
                         results[numbers[row]] = hypotheses
                     numbers = [numbers[row] for row in left]
                     session.keep_sentences(left)
-                    self._keep(left)
+                    self.keep(left)
             if session is not None and self.search.beam > 1:
                 session.reorder(self.origin)
         rows = torch.arange(len(numbers), device=self.length.device)
-        for number, hypotheses in zip(numbers, self._hypotheses(rows, length), strict=True):
+        for number, hypotheses in zip(numbers, self.hypotheses(rows, length), strict=True):
             results[number] = hypotheses
         return results
 
-    def _keep(self, sentences: Int[Tensor, " kept"]) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor) and name not in ("length", "lp"):
-                setattr(self, name, value[sentences])
+    def keep(self, sentences: Int[Tensor, " kept"]) -> None:
+        """Forget the other sentences."""
+        for name, value in self._by_sentence():
+            setattr(self, name, value[sentences])
 
-    def _hypotheses(self, rows: Int[Tensor, " some"], length: int) -> Iterator[list[Hypothesis]]:
+    def join(self, other: "Beams") -> None:
+        """Add the sentences of another search with the same settings."""
+        for name, value in self._by_sentence():
+            pair = [value, getattr(other, name)]
+            if name in ("tokens", "parents"):
+                longest = max(x.shape[1] for x in pair)
+                pair = [F.pad(x, (0, 0, 0, longest - x.shape[1])) for x in pair]
+            setattr(self, name, torch.cat(pair))
+        self.lp = max(self.lp, other.lp, key=len)
+
+    def _by_sentence(self) -> list[tuple[str, Tensor]]:
+        """All tensors that have a row for each sentence."""
+        values = vars(self).items()
+        return [(name, x) for name, x in values if isinstance(x, Tensor) and name != "lp"]
+
+    def hypotheses(self, rows: Int[Tensor, " some"], length: int) -> Iterator[list[Hypothesis]]:
         """The n best ended hypotheses of some sentences, followed back through the trellis."""
         best, k = self.search.n_best, self.search.beam
         tokens, parents = (x[rows, 1 : length + 1].cpu() for x in (self.tokens, self.parents))

@@ -24,7 +24,7 @@ from manyheads.nn.shapes import PaddingMask
 GROWTH = 16  # fewest positions to grow by, so that few steps copy
 Rows = Int[Tensor, " rows"]
 Parents = Int[Tensor, "n k"]
-BeamQueries = Int[Tensor, "1 k 1"]
+BeamQueries = Int[Tensor, "#n k 1"]
 Slots = Int[Tensor, "#n 1 slots"]
 OwnSlots = Bool[Tensor, "n k slots"]
 

@@ -79,16 +79,26 @@ class BaseTranslator(BaseDecoder):
         self, sentences: Sequence[str], beam: int
     ) -> Iterator[tuple[np.ndarray, tuple[Tensor, Tensor], Tensor]]:
         """Batches sorted by length: rows, sources with their padding mask, and length limits."""
-        special = self.special_tokens
-        special.check(self.vocabulary)
-        encoded = self.tokenizer.encode_batch(sentences)
-        ragged = Ragged.of([special.source(ids) for ids in encoded])
+        encoded = self._encode(sentences)
         budget = max(1, self.decode.decode_tokens(self.device) // beam)
-        for rows in batches_by_length(ragged.lengths, budget):
-            lengths = ragged.lengths[rows].tolist()
-            limits = [self.decode.limit(length, self.max_length) for length in lengths]
-            source, padding = (x.to(self.device) for x in ragged.padded(rows, special.padding))
-            yield rows, (source, padding), torch.tensor(limits, device=self.device)
+        for rows in batches_by_length(encoded.lengths, budget):
+            yield rows, *self._padded(encoded, rows)
+
+    def batch(self, sentences: Sequence[str]) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """All sentences as one batch: sources with their padding mask, and length limits."""
+        return self._padded(self._encode(sentences), np.arange(len(sentences)))
+
+    def _encode(self, sentences: Sequence[str]) -> Ragged:
+        self.special_tokens.check(self.vocabulary)
+        encoded = self.tokenizer.encode_batch(sentences)
+        return Ragged.of([self.special_tokens.source(ids) for ids in encoded])
+
+    def _padded(self, encoded: Ragged, rows: np.ndarray) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        lengths = encoded.lengths[rows].tolist()
+        limits = [self.decode.limit(length, self.max_length) for length in lengths]
+        source, padding = encoded.padded(rows, self.special_tokens.padding)
+        texts = source.to(self.device), padding.to(self.device)
+        return texts, torch.tensor(limits, device=self.device)
 
     def translate_long(
         self, texts: Sequence[str], advance: Callable[[int], None] = lambda done: None
@@ -165,12 +175,16 @@ class Translator(BaseTranslator, ModelDecoder):
 
 @dataclass(frozen=True)
 class Annotation:
-    """Links (source word, target word) of a translation, and log P of its tokens and its end."""
+    """Links (source word, target word) of a translation, and log P of its tokens and its end.
+
+    `word_log_probs` has the sum over the tokens of each target word.
+    """
 
     links: list[tuple[int, int]]
     log_probs: list[float]
     source_words: int
     target_words: int
+    word_log_probs: list[float]
 
 
 Annotate = Callable[[Sequence[str], Sequence[Hypothesis]], list[Annotation]]

@@ -136,16 +136,18 @@ def annotate(
         for index, row in enumerate(rows.tolist()):
             tokens, sentence = hypotheses[row].tokens, sentences[row]
             ends = [len(tokenizer.decode(tokens[:end])) for end in range(len(tokens) + 1)]
-            text, links = tokenizer.decode(tokens), []
+            text, links, of_words = tokenizer.decode(tokens), [], list[float]()
             words, target_words = word_spans(sentence), word_spans(text)
+            if target_words:
+                to_target = words_of_tokens(list(pairwise(ends)), target_words)
+                of_words = (to_target @ log_probs[index, : len(tokens)].cpu()).tolist()
             if alignment and words and target_words:
-                spans = list(pairwise(ends))
                 to_source = words_of_tokens(tokenizer.offsets(sentence), words)
-                to_target = words_of_tokens(spans, target_words)
                 first = 0 if translator.decode.source_start is None else 1
                 used = weights[index, : len(tokens), first : first + to_source.shape[1]]
                 best = einsum(to_target, used, to_source, "w t, t s, v s -> w v").argmax(-1)
                 links = [(source, target) for target, source in enumerate(best.tolist())]
             scores = log_probs[index, : len(tokens) + 1].tolist()
-            results[row] = Annotation(links, scores, len(words), len(target_words))
+            sizes = len(words), len(target_words)
+            results[row] = Annotation(links, scores, *sizes, of_words)
     return [results[row] for row in range(len(sentences))]

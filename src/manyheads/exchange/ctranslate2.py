@@ -362,11 +362,13 @@ def _copy(tensor: Tensor) -> Tensor:
 class Ctranslate2Model:
     """A folder opened by a `kind` of runner (Translator, Generator); on a CPU with torch's threads.
 
-    The device `auto` is a GPU if CTranslate2 sees one. Tokens go in and come out by name; `source`
+    `workers` calls run at the same time, which share the threads. The device `auto` is a GPU if
+    CTranslate2 sees one. Tokens go in and come out by name; `source`
     and `target` are the names by id.
     """
 
-    def __init__(self, folder: Path, kind: str, device: str = "cpu") -> None:
+    def __init__(self, folder: Path, kind: str, device: str = "cpu", workers: int = 1) -> None:
+        self.workers, threads = workers, torch.get_num_threads()
         runner = getattr(library(), kind)
         if not (folder / WEIGHTS).is_file():
             raise UserError(f"no {folder / WEIGHTS}: give a folder exported to ctranslate2")
@@ -378,7 +380,8 @@ class Ctranslate2Model:
                 str(folder),
                 device_type,
                 device_index=int(index or 0),
-                intra_threads=torch.get_num_threads(),
+                inter_threads=workers,
+                intra_threads=max(1, threads // workers),
             )
             self.settings: dict[str, Any] = json.loads((folder / SETTINGS).read_bytes())
             self.max_length = int(self.settings["max_length"])

@@ -17,11 +17,11 @@ from starlette.types import ASGIApp
 from manyheads.errors import UserError
 from manyheads.loading import LoadedRun
 from manyheads.serve import completions, encoders, translations
-from manyheads.serve.batching import Batcher, Bounds, Work
 from manyheads.serve.continuous import Completions
 from manyheads.serve.encoders import Encodings, ImageLabels
 from manyheads.serve.metrics import Metrics, metrics
 from manyheads.serve.requests import API_STYLE, refuse
+from manyheads.serve.scheduler import Bounds, Scheduler, Work
 from manyheads.serve.translations import Translations, languages_of
 from manyheads.web.app import listen
 from manyheads.web.guard import AccessPolicy, Guard, Limits
@@ -33,7 +33,7 @@ GRACE_SECONDS = 60  # for running requests at shutdown
 
 async def health(request: Request) -> Response:
     state = request.app.state
-    return JSONResponse({"status": "ok", "model": state.name, "waiting": state.batcher.waiting})
+    return JSONResponse({"status": "ok", "model": state.name, "waiting": state.scheduler.waiting})
 
 
 async def failed(request: Request, error: Exception) -> Response:
@@ -65,12 +65,12 @@ def build_app(
     name: str, work: Work[Any], bounds: Bounds | None = None, door: AccessPolicy | None = None
 ) -> ASGIApp:
     door, bounds = door or AccessPolicy(), bounds or Bounds()
-    batcher = Batcher(work, bounds.waiting)
+    scheduler = Scheduler(work, bounds.waiting)
 
     @asynccontextmanager
     async def close_at_shutdown(app: Starlette) -> AsyncIterator[None]:
         yield
-        await run_in_threadpool(batcher.close)
+        await run_in_threadpool(scheduler.close)
 
     routes = [
         Route("/health", health),
@@ -83,8 +83,8 @@ def build_app(
         exception_handlers=dict.fromkeys(expected, failed) | {Exception: failed},
         lifespan=close_at_shutdown,
     )
-    app.state.batcher, app.state.door = batcher, door
-    app.state.metrics = Metrics(batcher, [route.path for route in routes])
+    app.state.scheduler, app.state.door = scheduler, door
+    app.state.metrics = Metrics(scheduler, [route.path for route in routes])
     app.state.name, app.state.started = name, int(time.time())
     # One more than may wait and be computed, so that the queue refuses first.
     limits = Limits(body_bytes=BODY_BYTES, requests=bounds.waiting + bounds.rows + 1)

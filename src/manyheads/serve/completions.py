@@ -15,7 +15,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from manyheads.decode.sample import Sample
-from manyheads.serve.batching import Batcher, Job
 from manyheads.serve.continuous import Chunk, CompletionRequest, Completions
 from manyheads.serve.requests import (
     check_model,
@@ -27,6 +26,7 @@ from manyheads.serve.requests import (
     shown,
     work_of_kind,
 )
+from manyheads.serve.scheduler import Job, Scheduler
 from manyheads.web.decoding import LEAST_P, checked
 from manyheads.web.responses import Fields, Problem
 
@@ -46,7 +46,7 @@ UNSUPPORTED: dict[str, Sequence[Any]] = {
 async def completions(request: Request) -> Response:
     """POST {prompt, max_tokens, temperature, top_p, n, stop, seed, logprobs, stream, …}."""
     fields = await read_fields(request)
-    batcher: Batcher[CompletionRequest] = request.app.state.batcher
+    scheduler: Scheduler[CompletionRequest] = request.app.state.scheduler
     work, name = work_of_kind(request, Completions), check_model(request, fields)
     parsed = await run_in_threadpool(_parse, fields, work)
     head = {
@@ -60,9 +60,9 @@ async def completions(request: Request) -> Response:
         if not isinstance(options, dict):
             raise Problem(400, "'stream_options' must be an object")
         with_usage = flag(Fields(options), "include_usage")
-        events = _events(batcher, batcher.submit(parsed), work, head, with_usage)
+        events = _events(scheduler, scheduler.submit(parsed), work, head, with_usage)
         return StreamingResponse(events, media_type="text/event-stream")
-    chunks: list[Chunk] = await collect(request, batcher, parsed)
+    chunks: list[Chunk] = await collect(request, scheduler, parsed)
     choices = [_choice(chunk, work, parsed) for chunk in sorted(chunks, key=lambda c: c.row)]
     usage = _usage(parsed, sum(chunk.tokens for chunk in chunks))
     return JSONResponse({**head, "choices": choices, "usage": usage})
@@ -116,7 +116,7 @@ def _stops(fields: Fields) -> tuple[str, ...]:
 
 
 async def _events(
-    batcher: Batcher[CompletionRequest],
+    scheduler: Scheduler[CompletionRequest],
     job: Job[CompletionRequest],
     work: Completions,
     head: dict[str, Any],
@@ -136,7 +136,7 @@ async def _events(
         yield f"data: {bytes(refuse(PATH, error).body).decode()}\n\n"
         raise
     finally:
-        batcher.drop(job)
+        scheduler.drop(job)
 
 
 def _event(values: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Continuous batching of language models: rows join and leave a running batch between two steps.
 
-The scheduler (`Batcher`) has the queue, `RunningBatch` the rows with their cache, and `Completions`
-decides which requests may join. Rows of different lengths are padded on the left: row r has
+The scheduler has the queue, `CompletionBatch` the rows with their cache, and `Completions` decides
+which requests may join. Rows of different lengths are padded on the left: row r has
 `padding[r]` padding positions, its first token has position 0, and no token attends to the padding.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.decode.generate import Detokenizer, Generator
-from manyheads.decode.kv_cache import KVCache
+from manyheads.decode.kv_cache import KVCache, Lineage, Parents
 from manyheads.decode.sample import Sample, Sampler, choose
 from manyheads.errors import UserError
 from manyheads.loading import LoadedRun, TorchRun
@@ -23,7 +23,7 @@ from manyheads.models.gpt import Gpt
 from manyheads.nn.attention import Dense, Fused, SelfAttention
 from manyheads.nn.masks import AttentionMask, Rule
 from manyheads.nn.shapes import PaddingMask
-from manyheads.serve.batching import Bounds, Job, Take, Work, take_none
+from manyheads.serve.scheduler import Bounds, Job, Take, Work, run_batch, take_none
 from manyheads.web.responses import Problem
 
 Prompts = Int[Tensor, "rows length"]
@@ -134,28 +134,44 @@ class Row:
 
 
 class LeftPaddedCache(KVCache):
-    """A KV cache whose rows begin with padding and end at the same position."""
+    """A KV cache whose rows begin with padding and end at the same position.
 
-    def __init__(self, padding: Rows) -> None:
-        super().__init__()
-        self.padding = padding
+    In a beam search a position has k slots, one for each hypothesis, and `seen` [n k slots] are
+    those of a hypothesis' past.
+    """
+
+    def __init__(self, padding: Rows, beams: int = 1) -> None:
+        super().__init__(shared=True)
+        self.padding, self.beams = padding, beams
         self.has_padding = bool(padding.any())
+        self.seen = torch.zeros(len(padding), beams, 0, dtype=torch.bool, device=padding.device)
 
     def mask(
         self, rule: Rule, length: int, padding: PaddingMask | None, device: torch.device
     ) -> AttentionMask:
-        mask = super().mask(rule, length, padding, device)
-        if not self.has_padding:
+        mask = super().mask(rule, length, padding, device) if self.beams == 1 else None
+        if mask is not None and not self.has_padding:
             return mask
-        positions = torch.arange(self.length + length, device=device) - self.padding[:, None]
+        self._new = length // self.beams
+        steps = torch.arange(self.length + self._new, device=device).repeat_interleave(self.beams)
+        positions = steps - self.padding[:, None]
         # Padding queries have position 0, so that they attend to something.
         keys = positions.clamp(min=0)
-        return AttentionMask(rule, keys[:, self.length :], keys, positions >= 0)
+        if mask is not None:
+            return AttentionMask(rule, keys[:, self.length :], keys, positions >= 0)
+        itself = torch.eye(self.beams, dtype=torch.bool, device=device)
+        self.seen = torch.cat([self.seen, itself.expand(len(self.seen), -1, -1)], -1)
+        return AttentionMask(Lineage(self.seen), keys[:, self._slots :], keys)
+
+    def reorder(self, parents: Parents) -> None:
+        self.seen = torch.take_along_dim(self.seen, parents[..., None], 1)
 
     def select_rows(self, rows: Rows) -> None:
         """Keep these rows, and no position that is padding in all of them."""
         super().select_rows(rows)
-        self.padding = self.padding[rows]
+        for module, (keys, values) in self._cross.items():
+            self._cross[module] = keys[rows], values[rows]
+        self.padding, self.seen = self.padding[rows], self.seen[rows]
         self._resize(self.length - int(self.padding.min()))
 
     def join(self, other: "LeftPaddedCache") -> None:
@@ -163,28 +179,39 @@ class LeftPaddedCache(KVCache):
         longest = max(self.length, other.length)
         self._resize(longest)
         other._resize(longest)
-        rows = len(other.padding)
+        rows, slots = len(other.padding), self._slots
         for module, *pair in list(self.items()):
-            # A prompt of one token has no keys and values yet.
+            # A prompt of one token, or a translation, has no keys and values yet.
             added = other._kv.get(module, [x.new_zeros(rows, *x.shape[1:]) for x in pair])
             keys, values = (
-                torch.cat([x, y[:, :, :longest]]) for x, y in zip(pair, added, strict=True)
+                torch.cat([x, y[:, :, :slots]]) for x, y in zip(pair, added, strict=True)
             )
             self._kv[module] = keys, values
+        for module, ours in self._cross.items():
+            keys, values = (cat_padded(*x) for x in zip(ours, other._cross[module], strict=True))
+            self._cross[module] = keys, values
         self.padding = torch.cat([self.padding, other.padding])
+        self.seen = torch.cat([self.seen, other.seen])
         self.has_padding = bool(self.padding.any())
 
     def _resize(self, length: int) -> None:
         """Add or remove positions on the left."""
-        extra = length - self.length
+        extra = (length - self.length) * self.beams
         if extra:
             self._kv = {
                 module: (F.pad(keys, (0, 0, extra, 0)), F.pad(values, (0, 0, extra, 0)))
                 for module, keys, values in self.items()
             }
-            self.padding = self.padding + extra
-            self.length = self._slots = length
+            self.seen = F.pad(self.seen, (extra if self.beams > 1 else 0, 0))
+            self.padding = self.padding + length - self.length
+            self.length, self._slots = length, length * self.beams
         self.has_padding = bool(self.padding.any())
+
+
+def cat_padded(x: Tensor, y: Tensor) -> Tensor:
+    """Rows of both; in the shorter one, zeros follow in the last dimension but one."""
+    longest = max(x.shape[-2], y.shape[-2])
+    return torch.cat([F.pad(z, (0, 0, 0, longest - z.shape[-2])) for z in (x, y)])
 
 
 def left_pad(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Prompts, Rows]:
@@ -204,12 +231,14 @@ def supports_left_padding(model: Gpt) -> bool:
 # --- The runner -----------------------------------------------------------------------------------
 
 
-class RunningBatch:
+class CompletionBatch:
     """Rows that are generated together, one token a step."""
 
-    def __init__(self, generator: Generator, rows: Sequence[Row]) -> None:
-        self.generator, self.rows = generator, list(rows)
-        self.cache, self.tokens = self._prefill(rows)
+    cache: LeftPaddedCache
+    tokens: Rows
+
+    def __init__(self, generator: Generator) -> None:
+        self.generator, self.rows = generator, list[Row]()
 
     def _prefill(self, rows: Sequence[Row]) -> tuple[LeftPaddedCache, Rows]:
         """The cache of all prompts without their last tokens, and these."""
@@ -219,11 +248,14 @@ class RunningBatch:
             self.generator.model.hidden(prompts[:, :-1], cache=cache)
         return cache, prompts[:, -1]
 
-    def join(self, rows: Sequence[Row]) -> None:
+    def join(self, rows: list[Row]) -> None:
         cache, tokens = self._prefill(rows)
-        self.cache.join(cache)
-        self.tokens = torch.cat([self.tokens, tokens])
-        self.rows += rows
+        if self.rows:
+            self.cache.join(cache)
+            self.tokens = torch.cat([self.tokens, tokens])
+        else:
+            self.cache, self.tokens = cache, tokens
+        self.rows = self.rows + rows
 
     def step(self) -> None:
         """Append a token to each row; rows that end, or whose clients disconnected, leave."""
@@ -326,28 +358,21 @@ class Completions(Work[CompletionRequest]):
             len(running) + sum(request.rows for request in requests), width
         ) and (positions is None or width <= positions + 1)
 
-    @torch.no_grad()
     def compute(
         self, jobs: Sequence[Job[CompletionRequest]], take: Take[CompletionRequest] = take_none
     ) -> None:
         self.generator.model.eval()
+
+        def more(running: list[Row]) -> list[Row]:
+            return self._rows(take(partial(self.fits, running=running)))
+
         rows = self._rows(jobs)
-        if not self.left_padding:  # one request may have prompts of several lengths
-            for length in sorted({len(row.prompt) for row in rows}):
-                batch = RunningBatch(
-                    self.generator, [row for row in rows if len(row.prompt) == length]
-                )
-                while batch.rows:
-                    batch.step()
+        if self.left_padding:
+            run_batch(CompletionBatch(self.generator), rows, more)
             return
-        batch = RunningBatch(self.generator, rows)
-        while batch.rows:
-            batch.step()
-            joining = self._rows(take(partial(self.fits, running=batch.rows)))
-            if joining and batch.rows:
-                batch.join(joining)
-            elif joining:
-                batch = RunningBatch(self.generator, joining)
+        for length in sorted({len(row.prompt) for row in rows}):
+            group = [row for row in rows if len(row.prompt) == length]
+            run_batch(CompletionBatch(self.generator), group)
 
     def _rows(self, jobs: Sequence[Job[CompletionRequest]]) -> list[Row]:
         rows = []

@@ -16,7 +16,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from manyheads.loading import LoadedRun
-from manyheads.serve.batching import Bounds, Job, Take, Work, take_none
 from manyheads.serve.requests import (
     check_model,
     check_size,
@@ -25,6 +24,7 @@ from manyheads.serve.requests import (
     texts_of,
     work_of_kind,
 )
+from manyheads.serve.scheduler import Bounds, Job, Take, Work, take_none
 from manyheads.tasks.encode import Prediction
 from manyheads.tasks.images import class_probabilities
 from manyheads.web.image import decode_upload
@@ -108,7 +108,7 @@ async def embeddings(request: Request) -> Response:
     if fields.values.get("dimensions") is not None:
         raise Problem(400, "'dimensions' is not supported: leave it out")
     parsed = await run_in_threadpool(encodings.make_request, texts, "embedding")
-    vectors: list[np.ndarray] = await collect(request, request.app.state.batcher, parsed)
+    vectors: list[np.ndarray] = await collect(request, request.app.state.scheduler, parsed)
     data = [
         {"object": "embedding", "index": index, "embedding": _encoded(vector, form)}
         for index, vector in enumerate(vectors)
@@ -126,17 +126,17 @@ async def classify(request: Request) -> Response:
     """POST {text} (a text or a list; a tab separates a pair) or, to an image model, {image}."""
     fields = await read_fields(request)
     served: Any = work_of_kind(request, Encodings, ImageLabels)
-    batcher = request.app.state.batcher
+    scheduler = request.app.state.scheduler
     if isinstance(served, ImageLabels):
         config = served.model.config
         image = await run_in_threadpool(
             decode_upload, fields.text("image"), config.image_size, config.channels
         )
-        [chances] = await collect(request, batcher, image)
+        [chances] = await collect(request, scheduler, image)
         return JSONResponse({"label": max(chances, key=chances.__getitem__), "scores": chances})
     texts, is_list = texts_of(fields, "text")
     parsed = await run_in_threadpool(served.make_request, texts, "label")
-    results = [_labels(answer) for answer in await collect(request, batcher, parsed)]
+    results = [_labels(answer) for answer in await collect(request, scheduler, parsed)]
     return JSONResponse({"results": results} if is_list else results[0])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from manyheads.serve.batching import Batcher
+from manyheads.serve.scheduler import Scheduler
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # upper bounds
 
@@ -17,8 +17,8 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # upp
 class Metrics:
     """Requests by path and status, seconds to the first byte, and the state of the queue."""
 
-    def __init__(self, batcher: Batcher[Any], paths: Iterable[str]) -> None:
-        self.batcher, self.paths = batcher, frozenset(paths)
+    def __init__(self, scheduler: Scheduler[Any], paths: Iterable[str]) -> None:
+        self.scheduler, self.paths = scheduler, frozenset(paths)
         self.requests: Counter[tuple[str, int]] = Counter()
         self.durations = [0] * (len(SECONDS) + 1)
         self.seconds = 0.0
@@ -43,11 +43,11 @@ class Metrics:
             yield f'manyheads_request_seconds_bucket{{le="{bound}"}} {count}'
         yield f"manyheads_request_seconds_sum {self.seconds:.6f}"
         yield f"manyheads_request_seconds_count {sum(self.durations)}"
-        batcher = self.batcher
+        scheduler = self.scheduler
         for name, kind, value in (
-            ("manyheads_batches_total", "counter", batcher.computed),
-            ("manyheads_jobs_running", "gauge", batcher.running),
-            ("manyheads_jobs_waiting", "gauge", batcher.waiting),
+            ("manyheads_batches_total", "counter", scheduler.computed),
+            ("manyheads_jobs_running", "gauge", scheduler.running),
+            ("manyheads_jobs_waiting", "gauge", scheduler.waiting),
         ):
             yield f"# TYPE {name} {kind}"
             yield f"{name} {value}"

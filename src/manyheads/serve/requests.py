@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from manyheads.serve.batching import Batcher, Bounds
+from manyheads.serve.scheduler import Bounds, Scheduler
 from manyheads.web.guard import ApiStyle, token_in
 from manyheads.web.responses import TYPES, Fields, Problem, problem_of
 
@@ -48,7 +48,7 @@ async def read_fields(request: Request) -> Fields:
 
 def work_of_kind(request: Request, *kinds: type[W]) -> W:
     """The work that the server does, if it is of such a kind."""
-    served: Any = request.app.state.batcher.work
+    served: Any = request.app.state.scheduler.work
     if not isinstance(served, kinds):
         raise Problem(404, f"this model is served at {served.paths}", "not_found")
     return served
@@ -104,9 +104,9 @@ def shown(value: object) -> str:
     return json.dumps(value)[:40]
 
 
-async def collect(request: Request, batcher: Batcher[R], parsed: R) -> list[Any]:
+async def collect(request: Request, scheduler: Scheduler[R], parsed: R) -> list[Any]:
     """All parts of an answer. A client that disconnects leaves the queue."""
-    job = batcher.submit(parsed)
+    job = scheduler.submit(parsed)
 
     async def all_parts() -> list[Any]:
         return [part async for part in job.parts()]
@@ -125,7 +125,7 @@ async def collect(request: Request, batcher: Batcher[R], parsed: R) -> list[Any]
     finally:
         collecting.cancel()
         disconnecting.cancel()
-        batcher.drop(job)
+        scheduler.drop(job)
 
 
 def refuse(path: str, error: Exception) -> Response:

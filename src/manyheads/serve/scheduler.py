@@ -1,26 +1,24 @@
-"""The scheduler: requests wait in a queue, and one thread runs the model batch by batch.
+"""The scheduler: requests wait in a queue, and worker threads run the model.
 
-It takes the oldest request and all others that fit into its batch, so that the batch grows with the
-load. Work that can (continuous batching) takes further requests between its steps; other requests
-form the next batch (dynamic batching). After a batch the thread waits for as many requests as it
-has just answered, but at most a fraction of that batch's time: clients that send in turns would
-otherwise split into two halves. A single client never waits.
+A worker that is free takes the oldest request and all others that fit into its batch, at most its
+share of the queue. Work that can (continuous batching) takes further requests between two steps.
+Nothing waits for a batch to fill: the queue fills while the workers are busy.
 """
 
 import asyncio
 import contextlib
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Condition, Thread
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+
+import torch
 
 from manyheads.web.responses import Problem
 
 R = TypeVar("R")
-LINGER_FRACTION = 0.25  # relative to the time that the last batch took
-MAX_LINGER = 0.03  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +36,7 @@ class _End:
 
 
 class Job(Generic[R]):
-    """A request, and the queue that brings parts of its answer from the model's thread."""
+    """A request, and the queue that brings parts of its answer from a worker."""
 
     def __init__(self, request: R) -> None:
         self.request, self.cancelled, self.ended = request, False, False
@@ -46,13 +44,13 @@ class Job(Generic[R]):
         self._parts: asyncio.Queue[Any] = asyncio.Queue()
 
     def send(self, part: Any) -> None:
-        """Called by the model's thread."""
+        """Called by a worker."""
         if not self.cancelled:
             with contextlib.suppress(RuntimeError):  # the event loop was stopped by force
                 self._loop.call_soon_threadsafe(self._parts.put_nowait, part)
 
     def end(self, error: Exception | None = None) -> None:
-        """Called by the model's thread; only the first call counts."""
+        """Called by a worker; only the first call counts."""
         if not self.ended:
             self.ended = True
             self.send(_End(error))
@@ -78,6 +76,7 @@ class Work(Generic[R]):
     """The computation of the model for requests of one kind, and the paths of their API."""
 
     paths: ClassVar[str] = ""
+    workers: int = 1  # threads that compute batches
 
     def fits(self, requests: Sequence[R]) -> bool:
         """True if these requests may share a batch."""
@@ -88,19 +87,42 @@ class Work(Generic[R]):
         raise NotImplementedError
 
 
-class Batcher(Generic[R]):
-    """A bounded queue, and the thread that computes it batch by batch."""
+@runtime_checkable
+class RunningBatch(Protocol):
+    """Rows that are computed together, step by step."""
+
+    rows: list[Any]
+
+    def join(self, rows: list[Any]) -> None:
+        """Add rows, each at its own first step."""
+
+    def step(self) -> None:
+        """One step of all rows; those that are done, or whose client is gone, leave."""
+
+
+@torch.no_grad()
+def run_batch(
+    batch: RunningBatch, rows: list[Any], more: Callable[[list[Any]], list[Any]] = lambda _: []
+) -> None:
+    """Continuous batching: `more` returns rows that join the running ones between two steps."""
+    batch.join(rows)
+    while batch.rows:
+        batch.step()
+        if joining := more(batch.rows):
+            batch.join(joining)
+
+
+class Scheduler(Generic[R]):
+    """A bounded queue, and the workers that compute it."""
 
     def __init__(self, work: Work[R], waiting: int) -> None:
         self.work, self.max_queue = work, waiting
         self.computed = 0
         self._queue: deque[Job[R]] = deque()
-        self._batch: list[Job[R]] = []  # computed now
+        self._batches: list[list[Job[R]]] = []  # computed now
         self._changed = Condition()
         self._closing = False
-        self._thread: Thread | None = None
-        # After a batch: how many requests to wait for, and until when.
-        self._expected, self._deadline = 0, 0.0
+        self._threads: list[Thread] = []
 
     def submit(self, request: R) -> Job[R]:
         job = Job(request)
@@ -109,9 +131,9 @@ class Batcher(Generic[R]):
                 raise Problem(503, "the server is stopping: try again later", "stopping")
             if len(self._queue) >= self.max_queue:
                 raise Problem(503, "too many requests are waiting: try again", "busy")
-            if self._thread is None:
-                self._thread = Thread(target=self._run, name="model", daemon=True)
-                self._thread.start()
+            while len(self._threads) < self.work.workers:
+                self._threads.append(Thread(target=self._run, name="model", daemon=True))
+                self._threads[-1].start()
             self._queue.append(job)
             self._changed.notify()
         return job
@@ -127,9 +149,9 @@ class Batcher(Generic[R]):
         """Refuse new requests and finish those in the queue."""
         with self._changed:
             self._closing = True
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
 
     @property
     def waiting(self) -> int:
@@ -138,34 +160,29 @@ class Batcher(Generic[R]):
     @property
     def running(self) -> int:
         """The number of jobs that are computed now."""
-        return sum(not job.ended for job in self._batch)
+        return sum(not job.ended for batch in list(self._batches) for job in batch)
 
     def _run(self) -> None:
         while batch := self._next_batch():
-            self.computed += 1
-            self._batch = batch
-            start = time.monotonic()
             error: Exception | None = None
             try:
-                self.work.compute(batch, self._take)
+                self.work.compute(list(batch), partial(self._take, batch))
             except Exception as failure:  # the thread must survive for the next batch
                 error = failure
-            for job in self._batch:
+            for job in batch:
                 job.end(error)
-            end = time.monotonic()
-            self._expected = len(self._batch) + self.waiting
-            self._deadline = end + min(MAX_LINGER, LINGER_FRACTION * (end - start))
-            self._batch.clear()
-            del batch, job  # free the answers while the queue is empty
+            with self._changed:
+                self._batches.remove(batch)
+            del batch, job, error  # free the answers while the queue is empty
 
-    def _take(self, fits: Fits[R]) -> list[Job[R]]:
+    def _take(self, batch: list[Job[R]], fits: Fits[R]) -> list[Job[R]]:
         """Waiting jobs that fit into the running batch; none overtakes an older one."""
         with self._changed:
             taken: list[Job[R]] = []
             while self._queue and fits([*(job.request for job in taken), self._queue[0].request]):
                 taken.append(self._queue.popleft())
             if taken:
-                self._batch = [job for job in self._batch if not job.ended] + taken
+                batch[:] = [job for job in batch if not job.ended] + taken
             return taken
 
     def _next_batch(self) -> list[Job[R]]:
@@ -175,13 +192,13 @@ class Batcher(Generic[R]):
                 if self._closing:
                     return []
                 self._changed.wait()
-            while len(self._queue) < self._expected and not self._closing:
-                if (remaining := self._deadline - time.monotonic()) <= 0:
-                    break
-                self._changed.wait(remaining)
+            share = -(-len(self._queue) // self.work.workers)
             batch, rest = [self._queue.popleft()], deque[Job[R]]()
             for job in self._queue:
-                fits = self.work.fits([*(other.request for other in batch), job.request])
-                (batch if fits else rest).append(job)
+                requests = [*(other.request for other in batch), job.request]
+                is_taken = len(batch) < share and self.work.fits(requests)
+                (batch if is_taken else rest).append(job)
             self._queue = rest
+            self._batches.append(batch)
+            self.computed += 1
             return batch
