@@ -45,16 +45,29 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 @contextlib.contextmanager
 def replace_files(folder: Path, last: str = "") -> Iterator[Path]:
-    """A temporary folder whose files move into `folder` at the end, all or none, `last` last."""
+    """A temporary folder that becomes `folder` once all is written, all or nothing.
+
+    Into a folder that exists its files move one by one, `last` last.
+    """
+    new = [parent for parent in folder.parents if not parent.exists()]
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(PARTIAL, f".{folder.name}.", folder.parent) as temporary:
-            yield Path(temporary)
-            folder.mkdir(exist_ok=True)
-            for path in sorted(Path(temporary).iterdir(), key=lambda path: path.name == last):
-                path.chmod(folder.stat().st_mode & 0o666)
-                os.replace(path, folder / path.name)
-    except OSError as error:
+            inside = Path(temporary) / (folder.name or "files")
+            inside.mkdir()  # with the permissions of a new folder
+            yield inside
+            for path in sorted(inside.iterdir(), key=lambda path: path.name == last):
+                path.chmod((folder if folder.is_dir() else inside).stat().st_mode & 0o666)
+                if folder.is_dir():
+                    os.replace(path, folder / path.name)
+            if not folder.is_dir():
+                os.replace(inside, folder)
+    except BaseException as error:
+        for parent in new:
+            with contextlib.suppress(OSError):  # not empty: another process has written there
+                parent.rmdir()
+        if not isinstance(error, OSError):
+            raise
         raise DataError(
             f"{folder} could not be written ({error}): free disk space and try again"
         ) from None

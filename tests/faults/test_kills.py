@@ -24,7 +24,7 @@ from tests.faults.small_run import (
     used,
 )
 
-from manyheads.commands.exchange import _written_whole
+from manyheads.fileio import replace_files
 from manyheads.run import locked
 from manyheads.train import checkpoint
 from manyheads.train.checkpoint import read_tensors
@@ -175,7 +175,7 @@ def writes(out: Path) -> Callable[[], int]:
     """What import and export do, with files of a few bytes."""
 
     def work() -> int:
-        with _written_whole(out) as inside:
+        with replace_files(out, last="run.toml") as inside:
             for name in ("config.json", "model.safetensors", "run.toml"):
                 (inside / name).write_bytes(name.encode())
         return 0

@@ -2,10 +2,6 @@
 
 import dataclasses
 import json
-import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,14 +30,15 @@ def import_folder(
     Nothing is downloaded, unpickled or executed. All commands also accept DIR itself.
     """
     from manyheads.exchange.huggingface import import_model
+    from manyheads.fileio import replace_files
     from manyheads.loading import check_vocabulary, import_notes, run_of
-    from manyheads.run import save_run
+    from manyheads.run import SETTINGS, save_run
 
     _refuse_full(out)
     imported = import_model(folder)
     run = run_of(imported)
     check_vocabulary(folder, imported.tokenizer, run.model)
-    with _written_whole(out) as beside:
+    with replace_files(out, last=SETTINGS) as beside:
         save_run(run, imported.tokenizer, imported.model, beside)
     for note in import_notes(imported):
         say(note)
@@ -73,7 +70,7 @@ def export(
     from manyheads.exchange.ctranslate2 import write_ctranslate2
     from manyheads.exchange.folder import their_decoding, write_huggingface, write_peft
     from manyheads.exchange.onnx import write_onnx
-    from manyheads.fileio import write_text
+    from manyheads.fileio import replace_files, write_text
     from manyheads.finetune import load_pretrained, load_start
     from manyheads.loading import TorchRun, load_run
     from manyheads.models.gpt import Gpt
@@ -88,7 +85,7 @@ def export(
     if not isinstance(loaded, TorchRun):
         raise UserError(f"{run} was exported already: export the run that it came from")
     model, settings, note = loaded.model, loaded.run, ""
-    with _written_whole(out) as beside:
+    with replace_files(out, last=SETTINGS) as beside:
         if to == "huggingface":
             write_huggingface(model, loaded.own_tokenizer, settings.decode, beside)
             if isinstance(model, Seq2Seq | Gpt) and loaded.own_tokenizer is not None:
@@ -165,28 +162,5 @@ def _changes(decode: "Decode", program: str, fixed: dict[str, Any]) -> str:
 def _refuse_full(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is not empty: choose another folder with --out")
-
-
-@contextmanager
-def _written_whole(out: Path) -> Iterator[Path]:
-    """A temporary folder whose files move to `out` once all are written."""
-    from manyheads.fileio import PARTIAL
-    from manyheads.run import SETTINGS, make_folder
-
-    new = [folder for folder in out.parents if not folder.exists()]
-    make_folder(out.parent)
-    try:
-        with tempfile.TemporaryDirectory(PARTIAL, f".{out.name}.", out.parent) as beside:
-            inside = Path(beside) / (out.name or "run")
-            inside.mkdir()  # with the permissions of a new folder
-            yield inside
-            if not out.exists():
-                os.replace(inside, out)  # all at once
-                return
-            for path in sorted(inside.iterdir(), key=lambda path: path.name == SETTINGS):
-                os.replace(path, out / path.name)
-    except BaseException:
-        for folder in new:
-            with suppress(OSError):  # not empty: another process has written there
-                folder.rmdir()
-        raise
+    if any(parent.is_file() for parent in out.parents):
+        raise UserError(f"{out} cannot be made, it is inside a file: choose another --out")
