@@ -31,6 +31,16 @@ SIZES = {
     "num_attention_heads": Field("heads"),
     "intermediate_size": Field("ffn_dim"),
 }
+# Our settings that families share: the parts of BERT's blocks, and a plain LM head.
+PLAIN = {
+    "norm.form": "layer",
+    "position.kind": "learned",
+    "position.offset": 0,
+    "score.kind": "scaled-dot",
+    "feedforward.kind": "plain",
+    "bias": True,
+}
+PLAIN_HEAD = {"output.scale": "one", "output.bias": "none"}
 
 # ---------------------------------------------------------------------------------------------
 # BERT and its relatives: post-norm encoders with learned positions
@@ -46,6 +56,12 @@ DENSE_CLASSIFIER: Names = {
     "pooler.project": "classifier.dense",
     "head.output": "classifier.out_proj",
 }
+
+
+def _masked(project: str, norm: str, output: str) -> Names:
+    return {"head.project": project, "head.norm": norm, "head.output": output}
+
+
 # Files of classes without a pooled vector often hold the pooler all the same.
 POOLER = r"^pooler\.dense\.(weight|bias)$"
 BUFFERS = r"embeddings\.(position_ids|token_type_ids)$"
@@ -74,17 +90,7 @@ BERT = Family(
         "position_embedding_type": ("absolute",),
         "pruned_heads": ({},),
     },
-    fixed={
-        "norm.placement": "post",
-        "norm.form": "layer",
-        "embed.norm.form": "layer",
-        "embed.scale": "one",
-        "position.kind": "learned",
-        "position.offset": 0,
-        "score.kind": "scaled-dot",
-        "feedforward.kind": "plain",
-        "bias": True,
-    },
+    fixed=PLAIN | {"norm.placement": "post", "embed.norm.form": "layer", "embed.scale": "one"},
     architectures={
         "BertModel": {**BARE, **POOLED},
         "BertForMaskedLM": MASKED,
@@ -112,11 +118,11 @@ BERT = Family(
         "next_sentence": "cls.seq_relationship",
     },
     variants={
-        "masked": {
-            "head.project": "cls.predictions.transform.dense",
-            "head.norm": "cls.predictions.transform.LayerNorm",
-            "head.output": "cls.predictions.decoder",
-        },
+        "masked": _masked(
+            "cls.predictions.transform.dense",
+            "cls.predictions.transform.LayerNorm",
+            "cls.predictions.decoder",
+        ),
         "classify": CLASSIFIER,
         "tag": CLASSIFIER,
     },
@@ -156,11 +162,7 @@ ROBERTA = BERT.derive(
     read=_read_roberta,
     write=_write_roberta,
     variants={
-        "masked": {
-            "head.project": "lm_head.dense",
-            "head.norm": "lm_head.layer_norm",
-            "head.output": "lm_head.decoder",
-        },
+        "masked": _masked("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"),
         "classify": DENSE_CLASSIFIER,
     },
     tied=("lm_head.decoder.weight", TABLE),
@@ -182,11 +184,9 @@ ELECTRA = BERT.derive(
     unpooled="",
     tensors={"embedding.project": "embeddings_project"},
     variants={
-        "masked": {
-            "head.project": "generator_predictions.dense",
-            "head.norm": "generator_predictions.LayerNorm",
-            "head.output": "generator_lm_head",
-        },
+        "masked": _masked(
+            "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"
+        ),
         "detect": {
             "head.project": "discriminator_predictions.dense",
             "head.output": "discriminator_predictions.dense_prediction",
@@ -234,11 +234,7 @@ DISTILBERT = BERT.derive(
         "pooler.project": "pre_classifier",
     },
     variants={
-        "masked": {
-            "head.project": "vocab_transform",
-            "head.norm": "vocab_layer_norm",
-            "head.output": "vocab_projector",
-        },
+        "masked": _masked("vocab_transform", "vocab_layer_norm", "vocab_projector"),
     },
     tied=("vocab_projector.weight", TABLE),
     same={},
@@ -274,15 +270,10 @@ GPT2 = Family(
         "pruned_heads": ({},),
     },
     fixed={
+        **{name: value for name, value in PLAIN.items() if name != "score.kind"},
+        **PLAIN_HEAD,
         "norm.placement": "pre",
-        "norm.form": "layer",
         "embed.scale": "one",
-        "position.kind": "learned",
-        "position.offset": 0,
-        "feedforward.kind": "plain",
-        "bias": True,
-        "output.scale": "one",
-        "output.bias": "none",
     },
     architectures={"GPT2LMHeadModel": {}},
     layer="h.{n}",
@@ -346,8 +337,7 @@ LLAMA = Family(
         "score.kind": "scaled-dot",
         "feedforward.kind": "gated",
         "dropout": 0.0,
-        "output.scale": "one",
-        "output.bias": "none",
+        **PLAIN_HEAD,
     },
     architectures={"LlamaForCausalLM": {}},
     read=_read_rope,
@@ -600,17 +590,13 @@ BART = Family(
         "encoder_layerdrop": (0.0,),
         "decoder_layerdrop": (0.0,),
     },
-    fixed={
+    fixed=PLAIN
+    | {
         "norm.placement": "post",
-        "norm.form": "layer",
         "norm.eps": 1e-5,
         "embed.norm.form": "layer",
         "embed.norm.eps": 1e-5,
-        "position.kind": "learned",
         "position.offset": 2,
-        "score.kind": "scaled-dot",
-        "feedforward.kind": "plain",
-        "bias": True,
         "output.scale": "one",
     },
     # Files of the bare model are often opened with the head that is tied to its table.
@@ -738,17 +724,7 @@ VIT = Family(
         "pooler_act": Field("pooler.activation", "tanh", ACTIVATIONS),
         "pooler_output_size": Field("pooler.dim", None),
     },
-    fixed={
-        "first": "token",
-        "norm.placement": "pre",
-        "norm.form": "layer",
-        "embed.scale": "one",
-        "position.kind": "learned",
-        "position.offset": 0,
-        "score.kind": "scaled-dot",
-        "feedforward.kind": "plain",
-        "bias": True,
-    },
+    fixed=PLAIN | {"first": "token", "norm.placement": "pre", "embed.scale": "one"},
     architectures={
         "ViTForImageClassification": {"head.kind": "classify"},
         "ViTModel": {**BARE, **POOLED},
