@@ -33,8 +33,8 @@ def main() -> None:
         page.goto(f"{address}/watch?sentence={options.sentence}&theme=light")
         page.locator("canvas.watch").wait_for()
         pictures = frames(page, options.frames)
-        page.locator(".saving summary").click()
-        with page.expect_download(timeout=30_000) as download:
+        page.locator(".watch-figure .saving summary").click()
+        with page.expect_download(timeout=120_000) as download:
             page.get_by_role("button", name="Film").click()
         download.value.save_as(options.out / "watch.webm")
         browser.close()

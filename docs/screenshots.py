@@ -27,18 +27,18 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 VIEWS = {
     "runs": "/",
     "tour": "/tour?run=RUN&stop=13",
-    "watch": "/watch?run=RUN&sentence=1",
+    "watch": "/watch?run=RUN",
     "train": "/train?run=RUN",
     "flow": "/flow?run=RUN&layer=1&head=1&box=decoder.cross.weights&cell=2,1",
     "flow-mask": "/flow?run=RUN&layer=1&head=0&box=decoder.self.masked&cell=2,1",
     "flow-output": "/flow?run=RUN&layer=1&box=decoder.distribution&cell=3,0&theme=dark",
-    "attention": "/attention?run=RUN&layer=1&head=1&cell=2,2",
+    "attention": "/attention?run=RUN",
     "attention-lines": "/attention?run=RUN&view=lines&layer=1&head=1&query=2",
     "attention-qk": "/attention?run=RUN&view=qk&layer=1&head=1&cell=2,2",
     "attention-knocked-out": "/attention?run=RUN&off=decoder.cross.1.1+decoder.cross.1.3&layer=1",
     "attention-dark": "/attention?run=RUN&map=encoder.self&view=rollout&by=entropy&theme=dark",
-    "attention-stage": "/attention?run=RUN&layer=1&head=1&stage=1",
-    "translate": "/translate?run=RUN&text=This+newspaper+is+not+new.&layer=1&head=1&cell=3,3",
+    "attention-stage": "/attention?run=RUN&stage=1",
+    "translate": "/translate?run=RUN&layer=1",
     "translate-alternatives": "/translate?run=RUN&at=4&layer=all",
     "decode": "/decode?run=RUN&temperature=1.5&top_k=5&node=20",
     "tokens": "/tokens?run=RUN&text=Vierunddreißig+small+dogs+see+the+unbelievable+tree.&step=20",
@@ -47,7 +47,7 @@ VIEWS = {
     "positions-skew": "/positions?scheme=relative&causal=1&length=24&trained=16",
     "lens": "/lens?run=RUN",
     # These show the first run of their kind that the folder has.
-    "fill": "/fill?mask=2",
+    "fill": "/fill?text=The+boy+fed+this+strong+wolf+because+it+snowed+in+the+morning.&mask=1+6",
     "image": "/image?picture=3",
     "music": "/music?event=200&head=1",
 }
@@ -97,7 +97,7 @@ def main() -> None:
                 if not name.startswith(options.only):
                     continue
                 page.goto(address + place.replace("RUN", run))
-                page.locator("main h1").wait_for()
+                page.locator("main h1").first.wait_for()
                 page.locator("main:not([aria-busy])").wait_for()
                 path = options.out / f"{name}-{size}.png"
                 # A phone scrolls: its pictures show the whole page.

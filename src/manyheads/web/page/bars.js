@@ -13,16 +13,16 @@ const ROW = 20; // the height of a bar and its gap in a file
  * @property {number} [extra] one more number @property {boolean} [strong]
  */
 
-/** A row for each bar, in a table. @param {Bar[]} bars @param {string} [extra] the name of the extra number */
-export function barTable(bars, extra = "") {
-  return html`<table class="bars"><tbody>${bars.map((bar) => barRow(bar, extra))}</tbody></table>`;
+/** A row for each bar, in a table. @param {Bar[]} bars @param {string} [extra] the name of the extra number @param {number} [full] the value of a bar of full length */
+export function barTable(bars, extra = "", full = 1) {
+  return html`<table class="bars"><tbody>${bars.map((bar) => barRow(bar, extra, full))}</tbody></table>`;
 }
 
-/** @param {Bar} bar @param {string} name */
-function barRow({ label, values, texts = values.map((value) => shown(value)), extra, strong }, name) {
+/** @param {Bar} bar @param {string} name @param {number} full */
+function barRow({ label, values, texts = values.map((value) => shown(value)), extra, strong }, name, full) {
   const words = typeof label === "string" ? visible(label) : label;
   // A property, because the content security policy refuses style attributes.
-  const level = (value, at) => html`<span class="level ${at ? "second" : ""}" .style=${`width: ${(100 * value).toFixed(1)}%`}></span>`;
+  const level = (value, at) => html`<span class="level ${at ? "second" : ""}" .style=${`width: ${((100 * value) / full).toFixed(1)}%`}></span>`;
   return html`<tr data-token=${typeof label === "string" ? label : nothing}>
     <th scope="row">${strong ? html`<mark>${words}</mark>` : words}</th>
     <td class="levels" aria-hidden="true">${values.map(level)}</td>
@@ -33,12 +33,16 @@ function barRow({ label, values, texts = values.map((value) => shown(value)), ex
 
 /** A figure of bars. */
 export class Bars extends Figure {
-  /** @param {{name?: string, kind?: string, series?: string[], extra?: string}} [about] names of the bars of a row and of its extra number */
-  constructor({ name = "", kind = "", series = ["probability"], extra = "" } = {}) {
+  /**
+   * @param {{name?: string, kind?: string, series?: string[], extra?: string, relative?: boolean}} [about] names of the
+   * bars of a row and of its extra number; `relative`: the longest bar has full length
+   */
+  constructor({ name = "", kind = "", series = ["probability"], extra = "", relative = false } = {}) {
     super(kind);
     this.name = name;
     this.series = series;
     this.extra = extra;
+    this.relative = relative;
     /** @type {(Bar & {label: string})[]} */
     this.bars = [];
     this.body = element("div", { class: "scroll" });
@@ -54,17 +58,22 @@ export class Bars extends Figure {
     this.open(title);
     this.bars = bars;
     this.note.textContent = note;
-    render(barTable(bars, this.extra), this.body);
+    render(barTable(bars, this.extra, this.full()), this.body);
+  }
+
+  full() {
+    return this.relative ? Math.max(1e-9, ...this.bars.flatMap(({ values }) => values)) : 1;
   }
 
   drawing() {
     const { bars, series } = this;
+    const full = this.full();
     const left = 14 + 7.4 * Math.max(4, ...bars.map(({ label }) => visible(label).length));
     const tall = ROW * series.length;
     const rows = bars.map(({ label, values, texts = values.map((value) => shown(value)) }, row) => {
       const y = row * (tall + 4);
       const drawn = values.map((value, at) => {
-        const [top, width] = [y + ROW * at, 260 * value];
+        const [top, width] = [y + ROW * at, (260 * value) / full];
         return `<rect x="${left}" y="${top}" width="${width.toFixed(1)}" height="${ROW - 6}" fill="${LINES[at]}"/><text x="${(left + width + 6).toFixed(1)}" y="${top + 11}">${escaped(texts[at])}</text>`;
       });
       return `<text x="${left - 8}" y="${y + tall / 2 + 2}" text-anchor="end">${escaped(visible(label))}</text>${drawn.join("")}`;

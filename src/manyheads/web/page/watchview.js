@@ -20,14 +20,14 @@ export function layout(width, kind = "translation", heads = 8, examples = 8, mos
   const narrow = width < 560 && !staged;
   const second = kind === "translation" && (staged || narrow) ? ROW : 0; // words may need two rows
   const [top, curve] = staged ? [50 + second, 38] : [(narrow ? 84 : 62) + second, 80];
-  const base = { width, second, narrow, staged, kind, top, curve, left: 16, right: width - 16, end: width - 16, lines: 2, maps: null };
+  const base = { width, second, narrow, staged, kind, top, curve, left: 16, right: width - 16, end: width - 16, lines: narrow ? 4 : 2, maps: null };
   if (kind === "images") return closed({ ...base, ...pictureLayout(base, heads, examples, most) });
   const plain = kind === "language" ? 140 : Math.min(380, Math.max(170, 0.35 * width - 215));
   const below = { translation: 32, language: 50 }[kind]; // from the words to the output, on stage
   const tall = staged ? Math.max(60, most - top - 14 - below - second - 28 - curve - 26) : narrow ? 150 : plain;
   const target = top + 14 + tall;
   if (staged) return closed({ ...base, target, write: target + below + second, axis: target + below + second + 28 });
-  if (kind === "translation") return closed({ ...base, target, write: target + 44 + second, axis: target + 78 + second });
+  if (kind === "translation") return closed({ ...base, target, write: target + 44 + second, axis: target + (narrow ? 118 : 78) + second });
   const write = target + (narrow ? 92 : 56);
   const maps = mapLayout(base, narrow ? write + 48 : write - 20, heads);
   return closed({ ...base, target, write, maps, lines: narrow ? 2 : 5, end: narrow ? base.right : maps.left - 24, axis: maps.bottom + 14 });

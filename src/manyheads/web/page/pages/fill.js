@@ -104,13 +104,13 @@ function walk(event) {
 }
 
 function result(prediction, at, word) {
-  const bars = new Bars({ name: `fill-${at + 1}` });
+  const bars = new Bars({ name: `fill-${at + 1}`, relative: true });
   const rows = prediction.top.map(({ piece, probability }) => ({ label: piece, values: [probability], strong: piece === prediction.hidden?.piece }));
-  let note = "";
+  let note = "The longest bar is the most probable word.";
   if (word && prediction.hidden) {
-    note = prediction.hidden.rank === null
-      ? `“${word}” is not a single token among the top 1,000.`
-      : `“${word}” has rank ${prediction.hidden.rank}, with probability ${shown(prediction.hidden.probability)}.`;
+    note += prediction.hidden.rank === null
+      ? ` “${word}” is not a single token among the top 1,000.`
+      : ` “${word}” has rank ${prediction.hidden.rank}, with probability ${shown(prediction.hidden.probability)}.`;
   }
   bars.show(rows, `Mask ${at + 1}${word ? `, for “${word}”` : ""}`, note);
   return bars.root;

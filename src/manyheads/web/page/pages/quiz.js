@@ -52,7 +52,7 @@ function card({ name, lecture, slide, question, choices }, chosen) {
   const result = chosen === undefined ? null : answers.get(name);
   const letters = Object.entries(choices);
   const note = (text) => html`<p class="note">${text}</p>`;
-  const open = () => (result ? result.findings.map(({ text }) => html`<p class="finding">${text}</p>`) : button("Compute the answer", () => answer(name, ""), { id: `quiz-${name}` }));
+  const open = () => (result ? result.findings.map(({ text }) => html`<p class="finding">${indexed(text)}</p>`) : button("Compute the answer", () => answer(name, ""), { id: `quiz-${name}` }));
   return html`<article class="card quiz">
     ${note(`${lecture}, “${slide}”`)}
     <h2>${indexed(question)}</h2>

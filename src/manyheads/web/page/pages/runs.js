@@ -50,9 +50,10 @@ export async function draw(place, state, signal) {
 /** Large links to Tour, Watch and Flow, with the first run that fits. */
 function startHere(runs, state) {
   const usable = runs.filter((run) => !run.error);
+  const tours = (run) => Number(fits(pageOf("tour"), run)); // the same run everywhere, if there is one
   const ways = START.flatMap(([name, title, about]) => {
     if (!pageOf(name)) return [];
-    const fitting = usable.filter((run) => fits(pageOf(name), run));
+    const fitting = usable.filter((run) => fits(pageOf(name), run)).sort((one, other) => tours(other) - tours(one));
     const run = fitting.find((one) => one.probed) ?? (name === "watch" ? undefined : fitting[0]);
     if (!run) return [];
     const href = address(name, { theme: state.theme ?? "", run: run.name });
