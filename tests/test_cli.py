@@ -12,8 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -386,7 +385,6 @@ def test_evaluate_gives_every_score_with_its_signature(run: Path) -> None:
     [
         (("--int8",), "computed_in", "int8"),
         (("--dtype", "bfloat16"), "computed_in", "bfloat16"),
-        (("--half",), "computed_in", "bfloat16"),
         (("--ensemble", "{run}", "--with", "{run}"), "written_with", "{run} {run}"),
         (("decode.stopping=exact", "--beam", "3"), "decoded_with", "decode.stopping=exact"),
         (("data.test_pairs=8",), "evaluated_on", "data.test_pairs=8"),
@@ -512,11 +510,9 @@ def shell(command: str, run: Path) -> subprocess.CompletedProcess[str]:
     [
         ("{manyheads} translate {run} --engine torch <&-", 2, "standard input"),
         ("{manyheads} recipes >&-", 0, ""),
-        ("{manyheads} recipes 2>&- | wc -l", 0, ""),
         ("{manyheads} recipes > /dev/full", 3, "space"),
         ("yes dog | head -2000 | {manyheads} translate {run} --engine torch | head -1", 0, ""),
         ("{manyheads} settings phrasebook | true; exit ${{PIPESTATUS[0]}}", 0, ""),
-        ("{manyheads} --help | true", 0, ""),
         ("PYTHONIOENCODING=ascii {manyheads} tokenize {run} weiter", 0, ""),
     ],
 )
@@ -547,9 +543,12 @@ def test_a_person_at_a_terminal_gets_a_hint(run: Path) -> None:
     assert "Ctrl-D" in process.stderr.readline()
     os.write(main, b"The dog sleeps.\n")
     assert process.stdout.readline()  # at once, not when the input ends
-    time.sleep(1)  # a signal just before the next read is only seen when the read returns
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
+    for _ in range(6):  # a signal just before the next read is only seen when the read returns
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=10)
+            break
+    assert process.returncode == 130
     assert "Traceback" not in process.stderr.read()
     os.close(main)
 

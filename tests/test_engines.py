@@ -47,8 +47,6 @@ def converted(run: TorchRun) -> Path:
 @pytest.mark.parametrize(
     "decode",
     [
-        {"beam": 1},
-        {"beam": 4},
         {"beam": 5, "length_penalty": 1.0, "penalty": "length"},
         {"beam": 1, "min_length": 6},
         {"beam": 3, "max_length_ratio": 0.5, "max_length_extra": 1},  # most reach the limit
@@ -73,14 +71,14 @@ def test_translations_are_those_of_torch(decode: dict[str, Any], run: TorchRun) 
     assert fast.sample(texts[3:6], sample) == ours.sample(texts[3:6], sample)
 
 
-@pytest.mark.parametrize("decode", [{}, {"at_limit": "truncate"}, {"min_length": 9}], ids=str)
+@pytest.mark.parametrize("decode", [{}, {"at_limit": "truncate", "min_length": 9}], ids=str)
 def test_continuations_are_those_of_torch(decode: dict[str, Any], writer: TorchRun) -> None:
     fast = writer.with_engine(Engine("auto")).generator(**decode)
     ours = writer.generator(**decode)
     assert isinstance(fast, Ctranslate2Generator)
     assert (fast.positions, fast.context) == (ours.positions, ours.context)
     prompts = [writer.tokenizer.encode(text) for text in ("the cat", "a", "some of them")]
-    for limit in (1, 2, 20, 200):  # 200: past max_length
+    for limit in (1, 20, 200):  # 200: past max_length
         expected = ours.sample(prompts, limit, GREEDY)
         assert fast.sample(prompts, limit, GREEDY) == expected
         streamed = [list(fast.stream(prompt, limit)) for prompt in prompts]

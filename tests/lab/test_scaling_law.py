@@ -28,9 +28,9 @@ def test_exact_points_give_their_law_back() -> None:
 
 
 def test_noisy_points_give_it_within_the_band() -> None:
-    """The band is one of 90 %: it may miss a few of ten sets of points."""
+    """The band is one of 90 %: it may miss one or two of five sets of points."""
     inside = np.zeros(3)
-    for seed in range(10):
+    for seed in range(5):
         actual = fit(GRID, losses(0.003, seed), draws=60)
         for place, truth in enumerate(TRUTH.exponents):
             drawn = [law.exponents[place] for law in actual.draws]
@@ -39,7 +39,7 @@ def test_noisy_points_give_it_within_the_band() -> None:
         band = actual.curve(*LARGER)
         inside[2] += band.low <= TRUTH.loss(*LARGER) <= band.high
         assert band.high / band.low < 1.05  # a band that says something
-    assert (inside >= 7).all(), inside
+    assert (inside >= 3).all(), inside
 
 
 def test_an_outlier_moves_the_law_little() -> None:
