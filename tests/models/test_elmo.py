@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
-from manyheads.baselines.elmo import Elmo, ElmoConfig
+from manyheads.baselines.elmo import Elmo, ElmoConfig, attend_across
 from manyheads.cli import app
 from manyheads.errors import UserError
 from manyheads.loading import TorchRun, load_run
@@ -242,3 +242,41 @@ def test_a_classifier_begins_with_the_language_models(
 def test_a_classifier_may_begin_with_random_weights() -> None:
     run = read_recipe("classify", ["model=elmo", "model.head=classify", "data.train=x.tsv"])
     assert run.model == ElmoConfig(head=Classify())
+
+
+# --- attention between the two texts of a pair ---
+
+
+def test_each_text_of_a_pair_attends_to_the_other() -> None:
+    model = tiny_elmo(LABELS, attention="pair")
+    tokens, segments = words(2, 7), torch.tensor([[0, 0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 0, 0, 0]])
+    real = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
+    x = torch.randn(2, 7, 16, dtype=torch.float64)
+    context = attend_across(x, real, segments)
+    for row, first, last in ((0, range(3), range(3, 7)), (1, range(2), range(2, 4))):
+        for queries, keys in ((first, last), (last, first)):
+            others = x[row, list(keys)]
+            weights = (x[row, list(queries)] @ others.T).softmax(-1)
+            agree(context[row, list(queries)], weights @ others)
+    alone = model(tokens[1:, :4], None, segments[1:, :4])
+    agree(model(tokens, real, segments)[1:], alone)  # padding changes nothing
+    assert not torch.allclose(alone, model(tokens[1:, :4], None, None))
+    assert not attend_across(x, real, torch.zeros_like(segments)).any()
+
+
+def test_a_pair_classifier_trains_by_command(tmp_path: Path) -> None:
+    table = tmp_path / "pairs.tsv"
+    rows = [f"{a}\t{b}\t{'same' if a == b else 'other'}" for a in NUMBERS for b in NUMBERS]
+    table.write_text("\n".join(["first\tsecond\tlabel", *rows * 2]), encoding="utf-8")
+    settings = [f"data.train={table}", "data.text=first", "data.pair=second"]
+    out = ["--out", str(tmp_path / "run"), "--device", "cpu"]
+    sizes = [
+        "model=elmo",
+        "model.head=classify",
+        "model.attention=pair",
+        "model.dim=16",
+        "tokens=words",
+    ]
+    done = CliRunner().invoke(app, ["train", "classify", *settings, *sizes, *CLASSIFY, *out])
+    assert done.exit_code == 0, done.output
+    assert load_run(tmp_path / "run").run.model.attention == "pair"

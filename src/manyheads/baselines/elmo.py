@@ -6,7 +6,11 @@ each position; h_0 is the token embedding, twice. The classifier learns a mixtur
 
     ELMo = γ Σ_j s_j h_j,  s = softmax(w)
 
-followed by a bidirectional LSTM, max-pooling over positions and a linear layer.
+followed by a bidirectional LSTM, max-pooling over positions and a linear layer. With
+model.attention=pair (GLUE's BiLSTM+ELMo+Attn, Wang et al. 2018) each state u_i of that LSTM attends
+to the states of the other text of a pair, and a second LSTM reads both:
+
+    c_i = Σ_j softmax_j(u_i · u_j) u_j,  v = BiLSTM([u; c])
 """
 
 import math
@@ -38,6 +42,9 @@ class ElmoConfig(BaselineSizes):
     layers: Annotated[Count, "LSTM layers of each direction"] = 2
     tie: Annotated[Literal["all", "none"], "One matrix for tokens and output, or two"] = "all"
     head: Annotated[Classify | None, "Classifier; none: language models"] = None
+    attention: Annotated[
+        Literal["none", "pair"], "Classifier: attention between the two texts of a pair"
+    ] = "none"
     frozen: Annotated[bool, "Train the classifier only"] = False
     kind: ClassVar[str] = "elmo"
 
@@ -59,13 +66,21 @@ class ContextHead(nn.Module):
         self.weights = nn.Parameter(torch.zeros(config.layers + 1))
         self.gamma = nn.Parameter(torch.ones(()))
         self.reader = nn.LSTM(wide, config.dim, batch_first=True, bidirectional=True)
+        if config.attention == "pair":
+            self.second_reader = nn.LSTM(2 * wide, config.dim, batch_first=True, bidirectional=True)
+        self.attends = config.attention == "pair"
         self.output = nn.Linear(wide, len(head.labels))
 
     def mixed(self, layers: Layers) -> Hidden:
         return self.gamma * einsum(self.weights.softmax(0), layers, "j, j b t d -> b t d")
 
-    def forward(self, layers: Layers, real: PaddingMask | None = None) -> HeadOutput:
+    def forward(
+        self, layers: Layers, real: PaddingMask | None = None, segments: Tokens | None = None
+    ) -> HeadOutput:
         x = run_bidirectional(self.reader, self.dropout(self.mixed(layers)), real)
+        if self.attends:
+            both = self.dropout(torch.cat([x, attend_across(x, real, segments)], dim=-1))
+            x = run_bidirectional(self.second_reader, both, real)
         if real is not None:
             x = x.masked_fill(~real[..., None], -math.inf)
         return self.output(self.dropout(x.amax(1)))
@@ -127,7 +142,18 @@ class Elmo(Model):
     ) -> HeadOutput:
         if self.config.head is None:
             return self.hidden(tokens, real)
-        return self.head(self.contexts(tokens, real), real)
+        return self.head(self.contexts(tokens, real), real, segments)
+
+
+def attend_across(x: Hidden, real: PaddingMask | None, segments: Tokens | None) -> Hidden:
+    """Σ_j softmax_j(x_i · x_j) x_j over positions j of the other text; zero without one."""
+    if segments is None:
+        return torch.zeros_like(x)
+    seen = segments[:, :, None] != segments[:, None, :]
+    if real is not None:
+        seen = seen & real[:, None, :]
+    scores = einsum(x, x, "b t d, b s d -> b t s").masked_fill(~seen, torch.finfo(x.dtype).min)
+    return (scores.softmax(-1) * seen) @ x
 
 
 def reverse_texts(x: Hidden, real: PaddingMask | None) -> Hidden:

@@ -18,6 +18,7 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from einops import rearrange
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -136,7 +137,9 @@ def run_lstm(
     return out
 
 
-def run_bidirectional(lstm: nn.LSTM, x: Hidden, real: PaddingMask | None) -> Hidden:
+def run_bidirectional(
+    lstm: nn.LSTM, x: Float[Tensor, "b t input"], real: PaddingMask | None
+) -> Hidden:
     """[→h; ←h] at each position; no direction reads padding, whose states are zero."""
     if real is None:
         states: Tensor = lstm(x)[0]
