@@ -95,6 +95,8 @@ def unsupported(model: nn.Module, decode: Decode) -> str | None:
         if isinstance(model, Gpt) and isinstance(position, BucketPosition):
             # Seen in version 4.8: all tokens of a prompt are taken to be at its last position.
             return "model.position=t5 is read at wrong distances in a language model"
+        if model.config.embed.position != "add":
+            return f"model.embed.position={model.config.embed.position} is not supported, only add"
         if type(attention.score) is not InnerScore:
             kind = attention.config.score.kind
             return f"model.score={kind} is not supported, only dot and scaled-dot"
@@ -165,7 +167,7 @@ def _convert(model: Seq2Seq | Gpt, special: SpecialTokens) -> Any:
     if model.head.bias is not None:
         decoder.projection.bias = _copy(model.head.bias)
     decoder.scale_outputs = float(model.head.scale)
-    names = token_names(special.tokenizer, table.num_embeddings)
+    names = token_names(special.tokenizer.target, table.num_embeddings)
     special.check(len(names))
     if isinstance(model, Seq2Seq):
         spec = specs.TransformerSpec(_stack("encoder", model, model.tokens), decoder)

@@ -53,6 +53,8 @@ class VitConfig(Architecture):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.refuse_narrow_table()
+        if self.embed.position == "concatenate":
+            raise UserError("model.embed.position=concatenate works only with tokens: leave it out")
         if self.image_size < self.patch_size:
             raise UserError(
                 f"model.patch_size={self.patch_size} is larger than model.image_size="

@@ -79,6 +79,15 @@ class Architecture:
                 f"model.dim={self.dim} does not divide into {self.heads} heads: "
                 "change one of them, or set model.head_dim"
             )
+        if self.embed.position != "add" and self.position.kind not in (
+            *("sinusoidal", "sinusoidal-2d", "learned"),
+        ):
+            raise UserError(
+                f"model.embed.position={self.embed.position} needs positions that are added to "
+                f"embeddings (not {self.position.kind}): set model.position=sinusoidal or learned"
+            )
+        if self.embed.position == "every-layer" and self.embed.width(self.dim) != self.dim:
+            raise UserError("model.embed.position=every-layer needs model.embed.dim=none")
 
     def refuse_narrow_table(self) -> None:
         """For models whose LM head may be the token table, which must be as wide as the model."""
@@ -164,6 +173,7 @@ class Stack(nn.Module):
             Block(config, memory_dim, causal=causal, layer=layer) for layer in range(config.layers)
         )
         self.last_norm = config.norm.build_last(config.dim)
+        self.embeds_again = config.embed.position == "every-layer"
         for block in self.blocks:
             check_combination(block.attention.core, block.attention.score, self.position)  # type: ignore[arg-type, union-attr]
 
@@ -182,7 +192,11 @@ class Stack(nn.Module):
         memory_mask: AttentionMask | None = None,
         cache: Cache | None = None,
     ) -> Hidden:
-        for block, position in zip(self.blocks, cycle(self.positions), strict=False):
+        for layer, (block, position) in enumerate(
+            zip(self.blocks, cycle(self.positions), strict=False)
+        ):
+            if layer and self.embeds_again:
+                x = self.position.embed(x, mask.query_positions)
             x = block(x, mask, position, memory, memory_mask, cache)
         return self.last_norm(x)
 

@@ -173,6 +173,10 @@ class EmbeddingConfig:
     dim: Annotated[Count | None, "Width of the table, projected to model.dim (ELECTRA)"] = None
     dropout: Annotated[Probability | None, "Dropout of embeddings; none: model.dropout"] = None
     word_dropout: Annotated[Probability, "Probability that a whole token vector is zero"] = 0.0
+    position: Annotated[
+        Literal["add", "concatenate", "every-layer"],
+        "Positions: x + p, [x; p] projected to model.dim, or x + p before every block",
+    ] = "add"
 
     def width(self, dim: int) -> int:
         """The width of the tables in a model of width `dim`."""
@@ -192,6 +196,8 @@ class Embedding(nn.Module):
         super().__init__()
         width = config.width(dim)
         self.scale = math.sqrt(dim) if config.scale == "sqrt-dim" else 1.0
+        self.concatenates = config.position == "concatenate"
+        width *= 1 + self.concatenates
         self.segment = nn.Embedding(config.segments, width) if config.segments else None
         self.norm = config.norm.build(width) if config.norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
@@ -209,7 +215,10 @@ class Embedding(nn.Module):
         x = table(tokens) if self.scale == 1.0 else table(tokens) * self.scale
         if self.word_dropout:
             x = x * F.dropout(x.new_ones(*tokens.shape, 1), self.word_dropout, self.training)
-        x = position.embed(x, positions)
+        if self.concatenates:
+            x = torch.cat([x, position.embed(torch.zeros_like(x), positions)], dim=-1)
+        else:
+            x = position.embed(x, positions)
         if self.segment is not None:
             x = x + self.segment(torch.zeros_like(tokens) if segments is None else segments)
         return self.project(self.dropout(self.norm(x)))

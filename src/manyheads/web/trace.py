@@ -143,6 +143,8 @@ def _embedded(name: str, embedding: Embedding, seen: Calls) -> list[Part]:
         parts.append(part("segment", "Segment", segments, "S[segment]", code))
         terms.append("S[segment]")
     total = " + ".join(terms)
+    if embedding.concatenates:
+        total = f"[{terms[0]}; {' + '.join(terms[1:])}]"
     if not isinstance(embedding.norm, nn.Identity):
         total = f"Norm({total})"
     if not isinstance(embedding.project, nn.Identity):
