@@ -109,7 +109,7 @@ class Engine:
         model = self._converted(folder, generator, "Generator")
         if model is None:
             return generator
-        twin = None if self.dtype == "int8" else generator.model
+        twin: Any = None if self.dtype == "int8" else generator.model
         settings = generator.tokenizer, generator.decode, generator.warn
         return Ctranslate2Generator(model, *settings, twin)
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from manyheads.baselines.rnn_lm import LanguageModel
 from manyheads.config import dump, parse
 from manyheads.decode.beam import Decode, SpecialTokens
 from manyheads.decode.ensemble import ensemble as ensemble_of
@@ -40,7 +41,6 @@ from manyheads.exchange.folder import (
 from manyheads.exchange.huggingface import CONFIG, ImportedModel, import_model, is_huggingface
 from manyheads.models.base import Model
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
-from manyheads.models.gpt import Gpt
 from manyheads.models.vit import Vit
 from manyheads.nn.block import SkipInit
 from manyheads.optimize import optimize
@@ -277,7 +277,7 @@ class TorchRun(LoadedRun):
         return ensemble_of([translator, *members])
 
     def _generator(self, decode: Decode, warn: Callable[[str], None]) -> BaseGenerator:
-        generator = Generator(cast(Gpt, self.model), self.tokenizer, decode, warn)
+        generator = Generator(cast(LanguageModel, self.model), self.tokenizer, decode, warn)
         return self.engine.generator(self.folder, generator)
 
 

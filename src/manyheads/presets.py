@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from manyheads.baselines.elmo import ElmoConfig
+from manyheads.baselines.rnn_lm import RnnLmConfig
 from manyheads.config import change, nearest, parse, read_toml
 from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
@@ -17,7 +18,7 @@ from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vit import VitConfig
 
 TransformerConfig = Seq2SeqConfig | GptConfig | BertConfig | VitConfig | DecoderOnlySeq2SeqConfig
-ModelConfig = TransformerConfig | BaselineConfig | ElmoConfig
+ModelConfig = TransformerConfig | BaselineConfig | ElmoConfig | RnnLmConfig
 
 
 def _read(name: str) -> ModelConfig:

@@ -264,7 +264,7 @@ def _kinds(model: nn.Module, path: str) -> list[str]:
     if root in ("pooler", "next_sentence", "first"):
         return []
     if root == "head" and (isinstance(model, Elmo) or getattr(model.head, "pooled", False)):
-        return ["token"] if path == "head.reader" else []
+        return ["token"] if path in ("head.reader", "head.second_reader") else []
     if isinstance(model, Vit):
         both = ["patch", "class"] if model.config.first == "token" else ["patch"]
         return ["patch"] if root == "patches" else both

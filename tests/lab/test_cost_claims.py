@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from manyheads.baselines.rnn_lm import RnnLmConfig
 from manyheads.lab.claims.claim import Measured, Setting, in_parts, listed
 from manyheads.lab.claims.lectures import (
     approximations,
@@ -14,7 +15,6 @@ from manyheads.lab.claims.lectures import (
     squares_of_length,
     where_parameters_go,
 )
-from manyheads.lab.claims.recurrent import LstmConfig
 from manyheads.nn.attention import Dense
 from manyheads.nn.local import Longformer
 
@@ -26,7 +26,7 @@ ONCE, CPU = Setting(seeds=(1,)), torch.device("cpu")
 
 def test_an_lstm_of_the_claims_reads_only_the_past() -> None:
     torch.manual_seed(1)
-    model = LstmConfig(vocab_size=9, dim=8, layers=2).build()
+    model = RnnLmConfig(dropout=0.0, vocab_size=9, dim=8, layers=2).build()
     tokens = torch.randint(9, (2, 6))
     other = tokens.clone()
     other[:, 4:] = (other[:, 4:] + 1) % 9
@@ -34,7 +34,7 @@ def test_an_lstm_of_the_claims_reads_only_the_past() -> None:
     assert not torch.allclose(model(tokens)[:, 4:], model(other)[:, 4:])
     gates = [bias.chunk(4) for name, bias in model.named_parameters() if "bias_ih" in name]
     assert all((forget == 1).all() and not write.any() for write, forget, *_ in gates)
-    model.remember(3.0, -3.0)
+    model.set_gates(3.0, -3.0)
     assert all((forget == 3).all() and (write == -3).all() for write, forget, *_ in gates)
 
 
@@ -118,7 +118,9 @@ def test_a_model_that_goes_place_by_place_is_found(monkeypatch: pytest.MonkeyPat
     assert torch.get_num_threads() == before
 
     def recurrent(dim: int, length: int, device: torch.device) -> dict[str, torch.nn.Module]:
-        config = LstmConfig(vocab_size=parallel_over_places.VOCABULARY, dim=dim, layers=1)
+        config = RnnLmConfig(
+            dropout=0.0, vocab_size=parallel_over_places.VOCABULARY, dim=dim, layers=1
+        )
         return {"transformer": config.build(), "lstm": config.build()}
 
     monkeypatch.setattr(parallel_over_places, "models", recurrent)

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from manyheads.baselines.rnn_lm import LanguageModel
 from manyheads.decode.beam import (
     Beams,
     BeamSearch,
@@ -71,12 +72,16 @@ class ModelSession:
 
 
 class GptSession(ModelSession):
-    """A decoder-only model; the first step takes the last token of the prompts."""
+    """A language model; the first step takes the last token of the prompts."""
 
-    def __init__(self, model: Gpt, prompts: Int[Tensor, "n length"]) -> None:
+    def __init__(self, model: LanguageModel, prompts: Int[Tensor, "n length"]) -> None:
         super().__init__(model, KVCache(shared=supports_cuda_graph(model)))
+        self.as_rows = not isinstance(model, Gpt)
         if prompts.shape[1] > 1:
-            self.hidden(prompts[:, :-1])
+            super().hidden(prompts[:, :-1])
+
+    def hidden(self, tokens: Int[Tensor, "n k"]) -> Hidden:
+        return super().hidden(tokens.reshape(-1, 1) if self.as_rows else tokens)
 
 
 class Seq2SeqSession(ModelSession):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from manyheads.baselines.rnn_lm import LanguageModel
 from manyheads.decode.beam import Decode, DecoderSession, Hypothesis
 from manyheads.decode.decoder import BaseDecoder, GptSession, GraphCache, ModelDecoder
 from manyheads.decode.sample import Sample, Sampler
@@ -143,7 +144,7 @@ class BaseGenerator(BaseDecoder):
 class Generator(BaseGenerator, ModelDecoder):
     """A language model with its tokenizer and the settings it generates with."""
 
-    model: Gpt
+    model: LanguageModel
     tokenizer: Tokenizer
     decode: Decode
     warn: Callable[[str], None] = ignore
@@ -151,7 +152,8 @@ class Generator(BaseGenerator, ModelDecoder):
 
     @property
     def positions(self) -> int | None:
-        return self.model.decoder.position.max_length
+        model = self.model
+        return model.decoder.position.max_length if isinstance(model, Gpt) else None
 
     @property
     def context(self) -> int:

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from manyheads.baselines.rnn_lm import LanguageModel
 from manyheads.decode.generate import Detokenizer, Generator
 from manyheads.decode.kv_cache import KVCache, Lineage, Parents
 from manyheads.decode.sample import Sample, Sampler, choose
@@ -222,10 +223,11 @@ def left_pad(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Pr
     return torch.tensor(rows, device=device), torch.tensor(padding, device=device)
 
 
-def supports_left_padding(model: Gpt) -> bool:
+def supports_left_padding(model: LanguageModel) -> bool:
     """True if every attention depends only on positions and mask, not on the index in the row."""
     modules = (module for module in model.modules() if isinstance(module, SelfAttention))
-    return all(type(module.core) in (Dense, Fused) for module in modules)
+    exact = all(type(module.core) in (Dense, Fused) for module in modules)
+    return exact and isinstance(model, Gpt)
 
 
 # --- The runner -----------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from manyheads.baselines.rnn_lm import LanguageModel
 from manyheads.data.batching import Ragged, Rows, batches_by_length
 from manyheads.errors import UserError
 from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2Seq, EncoderDecoder
-from manyheads.models.gpt import Gpt
 from manyheads.models.heads import EncoderHead, Masked, Tag, mean_of
 from manyheads.nn.shapes import Hidden
 from manyheads.tokenizer.tokenizer import CONTINUATION, Tokenizer
@@ -115,7 +115,7 @@ class TextEncoder:
 
     def _encode(self, batch: _Batch) -> Hidden:
         """The hidden states of the last layer."""
-        if isinstance(self.model, Gpt | DecoderOnlySeq2Seq):
+        if isinstance(self.model, LanguageModel | DecoderOnlySeq2Seq):
             return self.model.hidden(batch.tokens, batch.mask)
         if isinstance(self.model, EncoderDecoder):
             # ByteNet's encoder may give more positions than there are tokens.
@@ -234,7 +234,9 @@ class TextEncoder:
 
 
 def segments_of(config: Any) -> int:
-    """The number of segment embeddings of a model."""
+    """The number of segments that a model tells apart."""
+    if getattr(config, "attention", None) == "pair":
+        return 2
     embed = getattr(config, "embed", None)
     return 1 if embed is None else embed.segments or 1
 

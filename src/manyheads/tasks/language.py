@@ -12,12 +12,13 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from manyheads.baselines.rnn_lm import LanguageModel, RnnLmConfig
 from manyheads.data.batching import Rows
 from manyheads.data.language import EncodedText, TextData, Texts, Windows, gather
 from manyheads.data.masking import Causal
 from manyheads.errors import DataError, UserError, check_at_least
 from manyheads.evaluate.scores import Scores, language_scores
-from manyheads.models.gpt import Gpt, GptConfig
+from manyheads.models.gpt import GptConfig
 from manyheads.tasks.probes import language_probe
 from manyheads.tasks.spec import (
     B,
@@ -63,7 +64,7 @@ class LanguageBatch:
 
 
 def language_loss(
-    model: Gpt,
+    model: LanguageModel,
     batch: LanguageBatch,
     smoothing: float = 0.0,
     loss_mask: Bool[Tensor, "b t"] | None = None,
@@ -108,7 +109,7 @@ class SlidingWindows:
 
 
 def stream_nll(
-    model: Gpt,
+    model: LanguageModel,
     text: EncodedText,
     groups: Sequence[SlidingWindows],
     objective: Causal,
@@ -219,12 +220,15 @@ def check(run: RunSettings) -> None:
     """Packed documents begin anywhere in a row: nothing may depend on its first position."""
     if run.objective is None or run.objective.packing == "stream":
         return
-    attention = run.model.attention
-    if not attention.exact:
-        raise UserError(
-            f"model.attention={attention.kind} cannot separate packed documents: choose "
-            "objective.packing=stream, or another model.attention"
-        )
+    if not isinstance(run.model, GptConfig):
+        problem = f"model={run.model.kind}"
+    elif not run.model.attention.exact:
+        problem = f"model.attention={run.model.attention.kind}"
+    elif run.model.embed.position == "every-layer":
+        problem = "model.embed.position=every-layer"
+    else:
+        return
+    raise UserError(f"{problem} cannot separate packed documents: set objective.packing=stream")
 
 
 def check_stride(stride: int | None, max_length: int) -> None:
@@ -235,7 +239,7 @@ def check_stride(stride: int | None, max_length: int) -> None:
 
 SPEC = TaskSpec(
     task="language",
-    models=(GptConfig,),
+    models=(GptConfig, RnnLmConfig),
     data=(TextData,),
     objectives=(Causal,),
     default_objective=Causal(),

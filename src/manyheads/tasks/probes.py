@@ -41,6 +41,7 @@ from manyheads.errors import DataError
 from manyheads.evaluate.alignment import alignment_error
 from manyheads.fileio import write_text
 from manyheads.models.capture import capture, has_cross_attention
+from manyheads.models.gpt import Gpt
 from manyheads.phrasebook import Pair
 from manyheads.train.checkpoint import write_tensors
 from manyheads.train.metrics import step_of
@@ -139,11 +140,10 @@ class TranslationProbe(BaseProbe):
         self.pairs = [corpus.aligned[row] for row in rows] if corpus.aligned else []
 
     def _choose(self, corpus: Corpus) -> list[int]:
-        encode = self.translator.tokenizer.encode_batch
-        lengths = [
-            max(map(len, ids))
-            for ids in zip(encode(corpus.sources), encode(corpus.targets), strict=True)
-        ]
+        tokenizer = self.translator.tokenizer
+        sources = tokenizer.encode_batch(corpus.sources)
+        targets = tokenizer.target.encode_batch(corpus.targets)
+        lengths = [max(map(len, ids)) for ids in zip(sources, targets, strict=True)]
         rows = [row for row, length in enumerate(lengths) if 5 <= length <= MAX_TOKENS]
         if corpus.aligned:
             aligned = corpus.aligned
@@ -162,7 +162,9 @@ class TranslationProbe(BaseProbe):
                     "source": source,
                     "target": target,
                     "source_tokens": tokenizer.subwords(special.source(tokenizer.encode(source))),
-                    "target_tokens": tokenizer.subwords([*tokenizer.encode(target), special.end]),
+                    "target_tokens": tokenizer.target.subwords(
+                        [*tokenizer.target.encode(target), special.end]
+                    ),
                     "alignment": sorted(pair.alignment) if pair else None,
                     "source_words": pair.source_words if pair else None,
                     "target_words": pair.target_words if pair else None,
@@ -175,7 +177,7 @@ class TranslationProbe(BaseProbe):
         tokenizer, special = translator.tokenizer, translator.special_tokens
         hypotheses = translator.search(self.sources, n_best=1)
         outputs = [best[0].tokens if best else [] for best in hypotheses]
-        references = tokenizer.encode_batch(self.targets)
+        references = tokenizer.target.encode_batch(self.targets)
         sources = [special.source(ids) for ids in tokenizer.encode_batch(self.sources)]
         maps, log_probs = score(model, special, 2 * sources, [*references, *outputs])
         count = len(sources)
@@ -187,7 +189,7 @@ class TranslationProbe(BaseProbe):
             line["sentences"].append(
                 {
                     "text": tokenizer.decode(output),
-                    "tokens": tokenizer.subwords([*output, special.end]),
+                    "tokens": tokenizer.target.subwords([*output, special.end]),
                     "log_probs": log_probs[count + number],
                     "reference_log_probs": log_probs[number],
                     **pack(weights_of),
@@ -204,7 +206,7 @@ class LanguageProbe(BaseProbe):
     def __init__(self, generator: Generator, text: Tensor, folder: Path, train: Train) -> None:
         super().__init__(folder, train)
         self.generator = generator
-        config = generator.model.config
+        config: Any = generator.model.config
         maps = config.layers * config.heads
         # A causal map is half zeros, which take no space.
         self.length = min(MAX_WINDOW, config.max_length, isqrt(2 * MAX_MAP_BYTES // maps))
@@ -382,7 +384,7 @@ def translation_probe(task: Any, model: Any, folder: Path) -> TranslationProbe |
 
 def language_probe(task: Any, model: Any, folder: Path) -> LanguageProbe | None:
     """The probe of a language model; None if its maps are too large, or not of all tokens."""
-    if not model.config.attention.exact:
+    if not isinstance(model, Gpt) or not model.config.attention.exact:
         return None
     generator = Generator(model, task.tokenizer, replace(task.run.decode, beam=1))
     probe = LanguageProbe(generator, torch.from_numpy(task.valid.flat), folder, _settled(task))

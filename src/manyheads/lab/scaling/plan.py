@@ -108,9 +108,10 @@ def check_recipe(run: Run) -> None:
             "scale is for language models of text: take the recipe language, gpt-mini or "
             "shakespeare-char"
         )
+    if not isinstance(run.model, GptConfig):
+        raise UserError(f"scale needs model=gpt (not {run.model.kind}): leave it out")
     if run.init:
         raise UserError("scale trains every size from the beginning: leave out init=FOLDER")
-    assert isinstance(run.model, GptConfig)  # as the task table has it
     for name in ("head_dim", "kv_heads"):
         if getattr(run.model, name) is not None:
             raise UserError(

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from manyheads.baselines.rnn_lm import RnnLmConfig
 from manyheads.lab.claims.claim import Claim, Judged, Measured, Points, Setting, in_parts
 from manyheads.lab.claims.clock import side_by_side
-from manyheads.lab.claims.recurrent import LstmConfig
 from manyheads.lab.cost import exponent
 from manyheads.models.gpt import GptConfig
 
@@ -41,7 +41,7 @@ def models(dim: int, length: int, device: torch.device) -> dict[str, nn.Module]:
     gpt = GptConfig(
         vocab_size=VOCABULARY, dim=dim, layers=2, heads=dim // 64, max_length=length, dropout=0.0
     )
-    lstm = LstmConfig(vocab_size=VOCABULARY, dim=dim, layers=3)
+    lstm = RnnLmConfig(dropout=0.0, vocab_size=VOCABULARY, dim=dim, layers=3)
     return {"transformer": gpt.build().to(device), "lstm": lstm.build().to(device)}
 
 

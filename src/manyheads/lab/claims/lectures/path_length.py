@@ -7,8 +7,8 @@ from contextlib import suppress
 import torch
 from torch.nn import functional as F
 
+from manyheads.baselines.rnn_lm import LanguageModel, RnnLm, RnnLmConfig
 from manyheads.lab.claims.claim import Claim, Judged, Measured, Points, Setting
-from manyheads.lab.claims.recurrent import LstmConfig, LstmModel
 from manyheads.lab.claims.trial import learn
 from manyheads.models.gpt import Gpt, GptConfig
 
@@ -32,21 +32,21 @@ def transformer(distance: int) -> Gpt:
     return config.build()
 
 
-def lstm(distance: int) -> LstmModel:
-    return LstmConfig(vocab_size=VALUES + FILLERS + 1, dim=56, layers=1).build()
+def lstm(distance: int) -> RnnLm:
+    return RnnLmConfig(dropout=0.0, vocab_size=VALUES + FILLERS + 1, dim=56, layers=1).build()
 
 
-def keeping(distance: int) -> LstmModel:
+def keeping(distance: int) -> RnnLm:
     """An LSTM whose gates are initialised to keep a state for T steps (chrono initialisation).
 
     b_f = log T, b_i = −log T: each step replaces about 1/T of the state (Tallec and Ollivier 2018).
     """
     model = lstm(distance)
-    model.remember(math.log(distance), -math.log(distance))
+    model.set_gates(math.log(distance), -math.log(distance))
     return model
 
 
-MODELS: dict[str, Callable[[int], Gpt | LstmModel]] = {
+MODELS: dict[str, Callable[[int], LanguageModel]] = {
     "transformer": transformer,
     "lstm": lstm,
     "keeping": keeping,
@@ -62,7 +62,7 @@ def texts(distance: int, random: torch.Generator) -> torch.Tensor:
 
 
 def steps_needed(
-    model: Gpt | LstmModel, distance: int, rate: float, limit: int, random: torch.Generator
+    model: LanguageModel, distance: int, rate: float, limit: int, random: torch.Generator
 ) -> int:
     """Steps until the model predicts the value at the end of the text, at most `limit`."""
     device, losses = model.tokens.weight.device, [math.inf]
