@@ -73,6 +73,11 @@ class Distillation:
         teacher, run = self.teacher, self._student()
         if out.resolve() == teacher.folder.resolve():
             raise UserError(f"--out {out} is the teacher's folder: choose another")
+        if teacher.tokenizer.target is not teacher.tokenizer:
+            raise UserError(
+                f"{teacher.folder} has a vocabulary for each side: distill a run without "
+                "target_tokens"
+            )
         check_folder(out)
         if fresh:
             delete_run(out)

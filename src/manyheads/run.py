@@ -69,6 +69,9 @@ class Run(RunSettings):
     init: Annotated[str, "Folder of a trained model to start from (fine-tuning)"] = ""
     data: Annotated[Data | None, "Training data"]
     tokens: Annotated[Tokens | None, "Tokenizer to train"]
+    target_tokens: Annotated[
+        Tokens | None, "Translation: tokenizer of the target; none: one for both sides"
+    ] = None
     objective: Annotated[Objective | None, "Pretraining objective, where the task has several"] = (
         None
     )
@@ -111,6 +114,8 @@ class Run(RunSettings):
                 )
         if not row.reads_text and self.tokens is not None:
             raise UserError(f"task={self.task} reads no text: leave out tokens")
+        if self.target_tokens is not None and (self.task != "translation" or self.init):
+            raise UserError("target_tokens needs task=translation without init: leave it out")
         row.check(self)
         if self.finetune is not None and not self.init:
             raise UserError("finetune.* needs a trained model: add init=FOLDER")
@@ -443,7 +448,10 @@ def prepare(run: Run, folder: Path, part: Any) -> tuple[Run, Tokenizer | None]:
     make_folder(folder)
     tokenizer = _make_tokenizer(run, folder, part) if run.spec.reads_text else None
     if tokenizer is not None and not run.init:
-        model = dataclasses.replace(run.model, vocab_size=tokenizer.vocab_size)
+        model: Any = dataclasses.replace(run.model, vocab_size=tokenizer.vocab_size)
+        if run.target_tokens is not None:
+            size = tokenizer.target.vocab_size
+            model = dataclasses.replace(model, target_vocab_size=size)
         run = dataclasses.replace(run, model=model)
     elif tokenizer is not None and tokenizer.vocab_size > (run.model.vocab_size or 0):
         raise UserError(
@@ -463,7 +471,12 @@ def _make_tokenizer(run: Run, folder: Path, part: Any) -> Tokenizer:
         tokenizer = _start_tokenizer(run)
     else:
         assert run.tokens is not None  # a recipe has them
-        tokenizer = _fit_tokenizer(run.tokens.train(run.spec.strings(part)), run)
+        if run.target_tokens is None:
+            tokenizer = run.tokens.train(run.spec.strings(part))
+        else:
+            target = run.target_tokens.train(part.targets)
+            tokenizer = run.tokens.train(part.sources).with_target(target)
+        tokenizer = _fit_tokenizer(tokenizer, run)
     tokenizer.save(folder / TOKENIZER)
     return tokenizer
 

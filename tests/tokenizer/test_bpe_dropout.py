@@ -73,7 +73,7 @@ def test_only_bpe_has_merges_to_drop(corpus: Corpus) -> None:
 
 def test_copies_follow_the_original_pairs(bpe: Tokenizer, corpus: Corpus) -> None:
     plain, more = (EncodedPairs(corpus, bpe, 64) for _ in range(2))
-    more.add_bpe_dropout(corpus, BpeDropout(bpe, 0.3, seed=1), 2, max_length=64)
+    more.add_bpe_dropout(corpus, [BpeDropout(bpe, 0.3, seed=1)] * 2, 2, max_length=64)
     count = len(corpus.sources)
     for side, others in ((plain.sources, more.sources), (plain.targets, more.targets)):
         rows, all_rows = side.rows(), others.rows()
@@ -86,7 +86,7 @@ def test_copies_follow_the_original_pairs(bpe: Tokenizer, corpus: Corpus) -> Non
     assert more.numbers == plain.numbers * 3
     longest = int(plain.lengths.max())
     tight = EncodedPairs(corpus, bpe, longest)
-    tight.add_bpe_dropout(corpus, BpeDropout(bpe, 0.9, seed=1), 1, max_length=longest)
+    tight.add_bpe_dropout(corpus, [BpeDropout(bpe, 0.9, seed=1)] * 2, 1, max_length=longest)
     assert int(tight.lengths.max()) == longest  # a longer copy is the original
     assert tight.sources.rows()[count:] != plain.sources.rows()
 

@@ -12,7 +12,7 @@ from tokenizers import models, pre_tokenizers
 
 from manyheads.errors import DataError, UserError
 from manyheads.tokenizer.tokenizer import SPECIALS, Tokenizer
-from manyheads.tokenizer.train import Bpe, Characters, Tokens, WordPiece, Words
+from manyheads.tokenizer.train import Bigrams, Bpe, Characters, Tokens, WordPiece, Words
 
 LINES = [
     "Der kleine Hund läuft schnell über die grüne Wiese .",
@@ -26,6 +26,7 @@ SETTINGS: dict[str, Tokens] = {
     "bpe": Bpe(vocab_size=380),
     "wordpiece": WordPiece(vocab_size=640),
     "characters": Characters(vocab_size=290),
+    "bigrams": Bigrams(vocab_size=400),
 }
 TRAINED = {name: kind.train(LINES) for name, kind in SETTINGS.items()}
 # Words are not exact, so that most tests below exclude them.

@@ -12,12 +12,26 @@ from tests.tokenizer.test_tokenizer import ALL, KNOWN, LINES, texts
 from manyheads.config import parse
 from manyheads.errors import UserError
 from manyheads.tokenizer.tokenizer import SPECIALS
-from manyheads.tokenizer.train import Bpe, Characters, WordPiece, Words
+from manyheads.tokenizer.train import Bigrams, Bpe, Characters, WordPiece, Words
 
 
 def test_characters_keeps_the_most_frequent() -> None:
     tokenizer = Characters(vocab_size=len(SPECIALS) + 256 + 2).train(["aaa", "bb", "dccd"])
     assert [c for c in "abcd" if tokenizer.token_id(c) is not None] == ["a", "b"]
+
+
+def test_bigrams_are_cut_from_the_left_of_each_word() -> None:
+    """The row C2 of the lecture's table: Fo rs ch un gs in st it ut."""
+    text = "das Forschungsinstitut"
+    tokenizer = Bigrams().train([text])
+    subwords = ["da", "s", " Fo", "rs", "ch", "un", "gs", "in", "st", "it", "ut"]
+    assert tokenizer.subwords(tokenizer.encode(text)) == subwords
+    assert tokenizer.subwords(tokenizer.encode("Foß")) == ["Fo", "\\xc3", "\\x9f"]
+    assert tokenizer.kind == "bigrams"
+    small = Bigrams(vocab_size=263 + 3).train(["abab", "cd"])
+    assert [small.token_id(symbol) is not None for symbol in ("a", "b", "ab", "c")] == [
+        *(True, True, True, False)
+    ]
 
 
 def test_the_same_text_gives_the_same_file(tmp_path: Path) -> None:
@@ -40,7 +54,7 @@ def test_the_same_text_gives_the_same_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "least"), [(Bpe, 263), (WordPiece, 519), (Characters, 263), (Words, 8)]
+    ("kind", "least"), [(Bpe, 263), (WordPiece, 519), (Characters, 263), (Bigrams, 263), (Words, 8)]
 )
 def test_a_vocabulary_has_room_for_bytes_and_special_tokens(kind: type[Bpe], least: int) -> None:
     with pytest.raises(UserError, match=rf"tokens.vocab_size={least - 1} .*at least {least}"):

@@ -136,7 +136,7 @@ def tokenize(
         ),
     ] = None,
     kind: Annotated[
-        str, option("bpe, wordpiece, characters or words", metavar="NAME", panel=_LEARN)
+        str, option("bpe, wordpiece, bigrams, characters or words", metavar="NAME", panel=_LEARN)
     ] = "bpe",
     size: Annotated[int, option("Most tokens of the vocabulary", panel=_LEARN)] = 8000,
     out: Annotated[

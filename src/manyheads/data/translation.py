@@ -291,7 +291,7 @@ class EncodedPairs:
         if max_length < 2:
             raise UserError(f"model.max_length={max_length} leaves no room for text: raise it")
         sources = [self.frame.source(ids) for ids in tokenizer.encode_batch(corpus.sources)]
-        targets = [[*ids, self.frame.end] for ids in tokenizer.encode_batch(corpus.targets)]
+        targets = [[*ids, self.frame.end] for ids in tokenizer.target.encode_batch(corpus.targets)]
         lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
         numbers = [row + 1 for row in corpus.rows or range(len(sources))]  # lines in the files
         self.kept, self.notes = fit_length(corpus.name, lengths, numbers, max_length, too_long)
@@ -300,7 +300,7 @@ class EncodedPairs:
         self.targets = Ragged.of([_truncate(targets[row], max_length) for row in self.kept])
 
     def add_bpe_dropout(
-        self, corpus: Corpus, cut: BpeDropout, copies: int, max_length: int
+        self, corpus: Corpus, cuts: Sequence[BpeDropout], copies: int, max_length: int
     ) -> None:
         """BPE-dropout: append copies of all pairs with other segmentations.
 
@@ -310,7 +310,10 @@ class EncodedPairs:
         plain = list(zip(self.sources.rows(), self.targets.rows(), strict=True))
         pairs = list(plain)
         for copy in range(copies):
-            sources, targets = (cut.encode_batch(side, copy, n) for n, side in enumerate(texts))
+            sources, targets = (
+                cut.encode_batch(side, copy, n)
+                for n, (cut, side) in enumerate(zip(cuts, texts, strict=True))
+            )
             for original, source, target in zip(plain, sources, targets, strict=True):
                 pair = (self.frame.source(source), [*target, self.frame.end])
                 pairs.append(pair if max(map(len, pair)) <= max_length else original)

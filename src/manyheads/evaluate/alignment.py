@@ -75,7 +75,7 @@ def word_maps(
         for index, row in enumerate(batch_rows):
             pair = pairs[encoded.kept[row]]
             source = words_of_tokens(tokenizer.offsets(pair.source), pair.source_words)
-            target = words_of_tokens(tokenizer.offsets(pair.target), pair.target_words)
+            target = words_of_tokens(tokenizer.target.offsets(pair.target), pair.target_words)
             target = target / target.sum(1, keepdim=True).clamp(min=1)
             pair_weights = weights[:, index, :, : target.shape[1], : source.shape[1]]
             yield pair, einsum(target, pair_weights, source, "w t, l h t s, v s -> l h w v")

@@ -37,6 +37,7 @@ class RunSettings:
 
     data: Any
     tokens: Any
+    target_tokens: Any
     objective: Any
     model: Any
     train: Train

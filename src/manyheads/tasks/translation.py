@@ -126,8 +126,11 @@ class TranslationTask(BaseTask[Batch]):
         )
         copies = train.bpe_dropout_copies
         if copies > 1:
-            segmenter = BpeDropout(self.tokenizer, train.bpe_dropout, self.run.seed)
-            self.data.add_bpe_dropout(part, segmenter, copies - 1, max_length)
+            segmenters = [
+                BpeDropout(tokenizer, train.bpe_dropout, self.run.seed)
+                for tokenizer in (self.tokenizer, self.tokenizer.target)
+            ]
+            self.data.add_bpe_dropout(part, segmenters, copies - 1, max_length)
         self.digest = self.data.digest()
         self.notes += [*self.data.notes, *self.valid.notes]
         self.notes += filter(None, [self.warn_metrics(valid)])
@@ -316,6 +319,12 @@ def check(run: RunSettings) -> None:
     """R-Drop compares two forward passes; BPE-dropout needs merges."""
     if run.train.bpe_dropout_copies > 1 and run.tokens is not None and run.tokens.kind != "bpe":
         raise UserError("train.bpe_dropout_copies works only with tokens=bpe: leave it out")
+    if run.target_tokens is not None and getattr(run.model, "tie", "") != "target":
+        # An untied output would work too, but has a third matrix for no purpose.
+        raise UserError(
+            "target_tokens needs model=seq2seq with model.tie=target: source and target then have "
+            "a matrix each"
+        )
     if run.train.rdrop_alpha and not has_dropout(run.model):
         raise UserError("train.rdrop_alpha needs dropout: set model.dropout")
 

@@ -1,8 +1,8 @@
 """Text to token ids and back.
 
-Byte-level BPE, WordPiece and characters (learned in train.py) encode any text without loss: what
-is not in the vocabulary falls back to the bytes of its UTF-8 form, so no text is unknown. Word
-vocabularies, and tokenizers made elsewhere, may lose some of it.
+Byte-level BPE, WordPiece, characters and bigrams (learned in train.py) encode any text without
+loss: what is not in the vocabulary falls back to the bytes of its UTF-8 form, so no text is
+unknown. Word vocabularies, and tokenizers made elsewhere, may lose some of it.
 """
 
 import json
@@ -27,6 +27,7 @@ from manyheads.tokenizer.trace import Ranks, Step, match_steps, merge_steps, sym
 SPECIALS = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", "<sep>", "<cls>"]
 
 CONTINUATION = "##"
+TARGET = "target_tokenizer"  # key of tokenizer.json, if source and target are separate
 
 # GPT-2's split, with combining marks kept on their letters, English contractions only at the end
 # of a word (so that French "c'est" and "l'eau" split at the apostrophe alike), numbers in groups
@@ -40,6 +41,7 @@ WORDS = (
     r"|\s{1,32}"
 )
 SPLIT = pre_tokenizers.Split(Regex(WORDS), "isolated")
+PAIR = r" ?\S{1,2}|\s"
 
 
 def _glyphs() -> list[str]:
@@ -99,6 +101,7 @@ class Tokenizer:
         self._normalizer = library.normalizer  # before the map is taken out
         self._charsmap = take_charsmap(library)
         self._library = library
+        self._target: Tokenizer | None = None
 
     # --- Encode and decode ---
 
@@ -134,10 +137,11 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, without special tokens."""
-        return self._library.decode(list(ids), skip_special_tokens=True)
+        return self.target._library.decode(list(ids), skip_special_tokens=True)
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        return self._library.decode_batch([list(ids) for ids in batch], skip_special_tokens=True)
+        library = self.target._library
+        return library.decode_batch([list(ids) for ids in batch], skip_special_tokens=True)
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Start and end of each token in characters; part of a character counts as all of it."""
@@ -146,6 +150,22 @@ class Tokenizer:
             return [(start, stop) for start, stop in offsets]
         origins = [*self._charsmap.normalize(text)[1], len(text)]
         return [(origins[start], origins[stop]) for start, stop in offsets]
+
+    # --- Separate vocabularies of a translator ---
+
+    @property
+    def target(self) -> "Tokenizer":
+        """The tokenizer of target texts: this one, unless source and target are separate.
+
+        A pair encodes sources and decodes targets; `target` encodes targets.
+        """
+        return self._target or self
+
+    def with_target(self, target: "Tokenizer") -> "Tokenizer":
+        """A copy for sources whose targets have another vocabulary."""
+        pair = Tokenizer(tokenizers.Tokenizer.from_str(self._own_json()))
+        pair._target = target
+        return pair
 
     # --- Special tokens ---
 
@@ -159,7 +179,7 @@ class Tokenizer:
 
     def with_frame(self, before: Sequence[int], after: Sequence[int]) -> "Tokenizer":
         """A copy with these tokens before a text, and after each of one or two."""
-        library = tokenizers.Tokenizer.from_str(self.to_json())
+        library = tokenizers.Tokenizer.from_str(self._own_json())
         first, last = ([str(self.content(token)) for token in side] for side in (before, after))
         single, second = [*first, "$A", *last], ["$B:1", *(f"{name}:1" for name in last)]
         special = [(str(self.content(token)), token) for token in {*before, *after}]
@@ -168,7 +188,7 @@ class Tokenizer:
 
     def with_specials(self, contents: Sequence[str]) -> "Tokenizer":
         """A copy with further special tokens at the end of the vocabulary."""
-        library = tokenizers.Tokenizer.from_str(self.to_json())
+        library = tokenizers.Tokenizer.from_str(self._own_json())
         library.add_special_tokens(list(contents))
         new = [content for content in contents if self.token_id(content) is None]
         if any((library.token_to_id(content) or 0) < self.vocab_size for content in new):
@@ -257,6 +277,9 @@ class Tokenizer:
         model = self._layout["model"]
         if model["type"] == "BPE" and model["byte_fallback"] and not model["merges"]:
             return "characters"
+        splits = (self._layout["pre_tokenizer"] or {}).get("pretokenizers", [])
+        if any(split.get("pattern") == {"Regex": PAIR} for split in splits):
+            return "bigrams"
         return KINDS.get(model["type"], model["type"])
 
     def token_id(self, content: str) -> int | None:
@@ -273,6 +296,13 @@ class Tokenizer:
         write_text(path, self.to_json())
 
     def to_json(self) -> str:
+        if self._target is not None:
+            pair = json.loads(self._own_json()) | {TARGET: json.loads(self._target.to_json())}
+            return json.dumps(pair, ensure_ascii=False, indent=2) + "\n"
+        return self._own_json()
+
+    def _own_json(self) -> str:
+        """Without the tokenizer of targets."""
         if self._charsmap is None:
             return self._library.to_str(pretty=True) + "\n"
         stripped, self._library.normalizer = self._library.normalizer, self._normalizer
@@ -284,7 +314,14 @@ class Tokenizer:
     def load(cls, path: Path) -> "Tokenizer":
         """Load a tokenizer.json, ours or one made elsewhere."""
         try:
-            return cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
+            text, target = path.read_text(encoding="utf-8"), None
+            if f'\n  "{TARGET}": {{' in text:  # a pair; the library refuses unknown keys
+                pair = json.loads(text)
+                target = cls(tokenizers.Tokenizer.from_str(json.dumps(pair.pop(TARGET))))
+                text = json.dumps(pair)
+            tokenizer = cls(tokenizers.Tokenizer.from_str(text))
+            tokenizer._target = target
+            return tokenizer
         except OSError as error:
             raise DataError(f"{path}: cannot read it ({error.strerror})") from error
         except Exception as error:  # the library raises nothing narrower

@@ -1,6 +1,6 @@
-"""Learn a vocabulary from text: byte-level BPE, WordPiece, characters and words.
+"""Learn a vocabulary from text: byte-level BPE, WordPiece, characters, bigrams and words.
 
-The first three encode any text without loss; words are for comparison with published results.
+All but words encode any text without loss; words are for comparison with published results.
 """
 
 from collections import Counter
@@ -18,6 +18,7 @@ from manyheads.tokenizer.tokenizer import (
     BYTE_TOKENS,
     CONTINUATION,
     GLYPHS,
+    PAIR,
     SPECIALS,
     SPLIT,
     Tokenizer,
@@ -105,6 +106,36 @@ class Characters:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Bigrams:
+    """Words cut into pairs of characters from the left, the first pair with the space before it.
+
+    As C2-50k of Sennrich et al. 2016, without its list of words that stay whole. A rare pair is
+    its characters, a rare character its bytes.
+    """
+
+    vocab_size: Annotated[int, Between(BYTES), MEANING] = 8000
+    kind: ClassVar[str] = "bigrams"
+
+    def train(self, lines: Iterable[str]) -> Tokenizer:
+        """Count the pairs; the same lines give the same tokenizer, bit for bit."""
+        splitter = pre_tokenizers.Sequence([SPLIT, pre_tokenizers.Split(Regex(PAIR), "isolated")])
+        pairs = (pair for line in _with_text(lines) for pair, _ in splitter.pre_tokenize_str(line))
+        counts: Counter[str] = Counter()
+        for pair, count in Counter(pairs).items():
+            for symbol in {*pair, pair[pair[0] == " " :], pair}:
+                counts[symbol] += count
+        # The parts of a symbol come before it, so that the limit keeps both or drops the symbol.
+        frequent = sorted(filter(None, counts), key=lambda s: (-counts[s], len(s), s))
+        kept = [*SPECIALS, *BYTE_TOKENS, *frequent][: self.vocab_size]
+        merged = [symbol for symbol in kept[BYTES:] if len(symbol) > 1]
+        merged.sort(key=lambda symbol: symbol[0] == " ")  # the space joins a pair, not a letter
+        merges = [(s[0], s[1:]) for s in merged]
+        model = models.BPE(_numbered(kept), merges, unk_token="<unk>", byte_fallback=True)
+        decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+        return _assemble(model, splitter, decoder, spaced=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Words:
     """The most frequent words between white space; any other is `<unk>`.
 
@@ -129,7 +160,7 @@ class Words:
         return _assemble(model, spaces, None, normalizers.Replace(special_word, "<unk>"))
 
 
-Tokens = Bpe | WordPiece | Characters | Words
+Tokens = Bpe | WordPiece | Characters | Bigrams | Words
 
 
 def _with_text(lines: Iterable[str]) -> Iterator[str]:

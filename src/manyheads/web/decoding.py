@@ -49,7 +49,7 @@ def _decode(fields: Fields, library: Library, limits: Limits) -> Response:
         answer = {
             "run": run,
             "continues": generation.continues,
-            "root": generation.tokenizer.subwords([generation.start])[0],
+            "root": generation.tokenizer.target.subwords([generation.start])[0],
             "limit": generation.limit,
             "prefix": prefix,
             **settings_of(generation),
@@ -74,7 +74,7 @@ def settings_of(generation: Generation) -> dict[str, Any]:
 def nodes_of(tree: TracedSearch, generation: Generation) -> list[dict[str, Any]]:
     """The tree as JSON; `place` is the rank of a finished hypothesis, 1 for the best."""
     ranks = {node: rank for rank, node in enumerate(tree.ends, start=1)}
-    subwords = generation.tokenizer.subwords([node.token for node in tree.nodes])
+    subwords = generation.tokenizer.target.subwords([node.token for node in tree.nodes])
     return [
         {**vars(node), "piece": subword, "place": ranks.get(number)}
         for number, (node, subword) in enumerate(zip(tree.nodes, subwords, strict=True))
@@ -85,7 +85,7 @@ def _hypothesis(hypothesis: Hypothesis, generation: Generation) -> dict[str, Any
     return {
         "text": generation.text(hypothesis.tokens),
         "tokens": hypothesis.tokens,
-        "pieces": generation.tokenizer.subwords(hypothesis.tokens),
+        "pieces": generation.tokenizer.target.subwords(hypothesis.tokens),
         "log_probability": hypothesis.log_probability,
         "score": hypothesis.score,
     }
@@ -130,7 +130,7 @@ def _next_token(fields: Fields, library: Library, limits: Limits) -> Response:
             {"token": token, "piece": piece, "before": probability, "after": float(after[token])}
             for token, piece, probability in zip(
                 ids.tolist(),
-                generation.tokenizer.subwords(ids.tolist()),
+                generation.tokenizer.target.subwords(ids.tolist()),
                 best.tolist(),
                 strict=True,
             )

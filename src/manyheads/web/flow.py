@@ -136,7 +136,7 @@ def follow(
             for item in forward_parts(opened.model, seen, forward_pass.record)
         ]
         last = columns[-1]
-        after = [*last.after, *head_parts(opened.model, last, seen, opened.tokenizer)]
+        after = [*last.after, *head_parts(opened.model, last, seen, opened.tokenizer.target)]
     columns[-1] = replace(last, after=after)
     parts = [part for item in columns for part in (*item.before, *item.layers, *item.after)]
     tokenize = Tokenizer.framed if isinstance(opened.model, Bert) else Tokenizer.encode
@@ -145,7 +145,14 @@ def follow(
         **about,
         "output": forward_pass.output,
         "columns": [
-            _column_json(item, opened.tokenizer.subwords(item.ids), tokenize) for item in columns
+            _column_json(
+                item,
+                (opened.tokenizer if item.name == "encoder" else opened.tokenizer.target).subwords(
+                    item.ids
+                ),
+                tokenize,
+            )
+            for item in columns
         ],
         "code": {_qualified_name(item): source(item) for item in functions if _is_in_package(item)},
     }

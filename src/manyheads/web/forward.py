@@ -116,7 +116,7 @@ def _translated(
     special = translator.special_tokens
     source = special.source(tokenizer.encode(text))
     limit.check(source, model, "the text")
-    target_ids = _best(translator, text) if target is None else tokenizer.encode(target)
+    target_ids = _best(translator, text) if target is None else tokenizer.target.encode(target)
     decoder_input, expected = [special.start, *target_ids], [*target_ids, special.end]
     limit.check(decoder_input, model, "the target")
     joined_length = len(source) + len(decoder_input) if isinstance(model, DecoderOnlySeq2Seq) else 0
@@ -131,16 +131,17 @@ def _translated(
         "text": tokenizer.decode(target_ids),
         "free": tokenizer.decode(free_ids),
         "forced": target is not None,
-        **_likelihood(log_probs, expected, tokenizer),
+        **_likelihood(log_probs, expected, tokenizer.target),
     }
-    source_labels, target_labels = tokenizer.subwords(source), tokenizer.subwords(decoder_input)
+    source_labels = tokenizer.subwords(source)
+    target_labels = tokenizer.target.subwords(decoder_input)
     both_labels = (
         [*source_labels, *target_labels] if isinstance(model, DecoderOnlySeq2Seq) else target_labels
     )
     sides: dict[tuple[str, Kind], tuple[list[str], list[str]]] = {
         ("encoder", "self"): (source_labels, source_labels),
         ("decoder", "self"): (both_labels, both_labels),
-        ("decoder", "cross"): (tokenizer.subwords(expected), source_labels),
+        ("decoder", "cross"): (tokenizer.target.subwords(expected), source_labels),
     }
     return ForwardPass(record, output, sides)
 
@@ -161,7 +162,7 @@ def sweep_heads(
         source = special.source(tokenizer.encode(text))
         limit.check(source, model, "the text")
         with torch.inference_mode():
-            ids = _best(translator, text) if target is None else tokenizer.encode(target)
+            ids = _best(translator, text) if target is None else tokenizer.target.encode(target)
         inputs, expected = [source, [special.start, *ids]], [*ids, special.end]
     elif isinstance(model, Gpt):
         ids = _prompt(opened, text)

@@ -120,7 +120,7 @@ def decoder_states(
             hypotheses = translator.search([text], n_best=1)[0]
             target_ids = hypotheses[0].tokens if hypotheses else []
         else:
-            target_ids = tokenizer.encode(target)
+            target_ids = tokenizer.target.encode(target)
         decoder_ids, expected = (
             [translator.special_tokens.start, *target_ids],
             [*target_ids, translator.special_tokens.end],
@@ -162,7 +162,7 @@ def _layers(fields: Fields, library: Library, limits: Limits) -> Response:
 
 def lens_table(opened: TorchRun, states: DecoderStates) -> dict[str, Any]:
     """The table of the lens. Tokens are ids; `pieces` maps them to subwords."""
-    tokenizer = opened.tokenizer
+    tokenizer = opened.tokenizer.target
     ids, probabilities, entropies, expected_probabilities = [], [], [], []
     for rows in lens(opened.model, states.states):
         best, which = rows.topk(min(TOP, rows.shape[-1]))

@@ -97,7 +97,7 @@ def _translated(opened: TorchRun, fields: Fields, limit: SizeLimit, about: dict[
         "source": tokenizer.subwords(generation.read),
         "which": which,
         "hypotheses": [_hypothesis(hypothesis, generation) for hypothesis in hypotheses],
-        "pieces": tokenizer.subwords(expected),
+        "pieces": tokenizer.target.subwords(expected),
         "tokens": expected,
         "log_probabilities": log_probs,
         "alignment": alignment,

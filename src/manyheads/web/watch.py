@@ -105,7 +105,9 @@ def _without(
     source = special.source(tokenizer.encode(sentence["source"]))
     with knocked_out(model, heads_off):
         hypotheses = translator.search([sentence["source"]], n_best=1)[0]
-        _, log_probs = score(model, special, [source], [tokenizer.encode(sentence["target"])])
+        _, log_probs = score(
+            model, special, [source], [tokenizer.target.encode(sentence["target"])]
+        )
     text = tokenizer.decode(hypotheses[0].tokens) if hypotheses else ""
     return {"text": text, "reference_log_probs": log_probs[0]}
 

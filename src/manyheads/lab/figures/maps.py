@@ -66,11 +66,12 @@ def attention_maps(loaded: TorchRun, text: str, target: str | None = None) -> di
             batch(source)  # refuses a text that is too long
             output = next((h.tokens for h in translator.search([text], n_best=1)[0]), [])
         else:
-            output = tokenizer.encode(target)
+            output = tokenizer.target.encode(target)
         with capture(model) as maps:
             model(batch(source), batch([special.start, *output]))
-        keys, queries, predicted = map(
-            tokenizer.subwords, (source, [special.start, *output], [*output, special.end])
+        keys = tokenizer.subwords(source)
+        queries, predicted = map(
+            tokenizer.target.subwords, ([special.start, *output], [*output, special.end])
         )
         labels = {
             ("encoder", "self"): (keys, keys),
