@@ -169,6 +169,67 @@ def test_commands_of_the_readme_and_the_guides_run(
     assert count > 15
 
 
+LECTURES = [ROOT / "docs" / "lectures.md", *sorted(ROOT.glob("docs/lectures/*.md"))]
+# Claims, figures and quizzes have tests with small settings (tests/lab); the rest takes long.
+TRIED_ELSEWHERE = ("claims", "figure", "quiz", "view", "demo", "scaling-laws shakespeare", "cost")
+
+
+def lecture_files(folder: Path) -> None:
+    """More files that the pages of the lectures name: GLUE, runs to start from, a picture."""
+    from PIL import Image
+    from tests.data.test_labelled import OFFICIAL
+
+    for task in ("RTE", "SST-2"):
+        (folder / "glue" / task).mkdir(parents=True)
+        for split in ("train", "dev"):
+            header, *rows = OFFICIAL[task][0].splitlines()
+            text = "\n".join([header, *rows * 8]) + "\n"
+            (folder / "glue" / task / f"{split}.tsv").write_text(text, encoding="utf-8")
+    for old, new in (("jsb", "jsb_chorales"), ("pieces", "piano"), ("in.txt", "sentences.txt")):
+        (folder / new).symlink_to(folder / old)
+    (folder / "corpus.txt").symlink_to(folder / "english.txt")
+    table = (folder / "reviews.csv").read_text("utf-8").replace("review,sentiment", "text,label")
+    (folder / "reviews.csv").write_text(table, encoding="utf-8")
+    Image.new("L", (28, 28)).save(folder / "seven.png")
+    for words in (
+        ["train", "phrasebook", "--out", "runs/demo"],
+        ["train", "language", "data.folder=books", "--out", "runs/gpt"],
+        ["train", "t5-mini", "data.folder=books", "--out", "runs/theirs"],
+    ):
+        assert call(*small(words))[0] == 0
+    code, *_ = call("tokenize", "--learn", "english.txt", "-o", "tokenizer.json", "dog")
+    assert code == 0
+
+
+def small_lecture(words: list[str]) -> list[str]:
+    """`small`, and sizes that fit all kinds of a sweep over models."""
+    words = [word.replace("reviews.tsv", "reviews.csv") for word in words]
+    kinds = ("model=rnn", "model=seq2seq,rnn")
+    if not any(word.startswith(kinds) for word in words):
+        return small(words)
+    dropped = ("model.heads", "model.ffn_dim")
+    if "--match" in words:
+        dropped = ("model.",)
+    return [word for word in small(words) if not word.startswith(dropped)]
+
+
+@pytest.mark.slow
+def test_commands_of_the_lectures_run(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings first: other commands use their runs."""
+    monkeypatch.chdir(workspace)
+    lecture_files(workspace)
+    texts = dict.fromkeys(shlex.join(words) for page in LECTURES for words in lines(page))
+    chosen = [text for text in texts if " " in text and not text.startswith(TRIED_ELSEWHERE)]
+    failures = []
+    for text in sorted(chosen, key=lambda text: not text.startswith("train")):
+        words = small_lecture(shlex.split(text))
+        code, _, error = call(*words, stdin=b"The dog sees the tree.\n")
+        print(code, shlex.join(words))
+        failures += [f"{shlex.join(words)}: {error[-400:]}"] if code else []
+    assert len(chosen) > 50
+    assert not failures, "\n".join(failures)
+
+
 def known_names(texts: dict[str, None]) -> set[str]:
     """Bare names of commands in prose, as in `manyheads train`."""
     return {text for text in texts if " " not in text}
