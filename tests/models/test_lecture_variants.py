@@ -118,7 +118,7 @@ def test_commands_know_an_rnn_language_model(tmp_path: Path) -> None:
     text.write_text("one two three four five six seven\n" * 60, encoding="utf-8")
     settings = ["model=rnn-lm", "model.dim=16", "model.max_length=16", "tokens=words"]
     settings += ["train.steps=60", "train.batch_rows=8", "train.learning_rate=0.02"]
-    settings += ["train.warmup_steps=2", "train.validate_every=60", f"data.train={text}"]
+    settings += ["train.warmup_steps=2", "train.validate_every=60", f"data.file={text}"]
     result("train", "language", *settings, "--out", run, "--device", "cpu")
     assert "perplexity" in result("evaluate", run, "--split", "valid", "--device", "cpu")
     words = ("generate", run, "-p", "one two three", "--temperature", "0", "--max-new-tokens", "4")
