@@ -1,8 +1,8 @@
 """Text to token ids and back.
 
 Byte-level BPE, WordPiece, characters and bigrams (learned in train.py) encode any text without
-loss: what is not in the vocabulary falls back to the bytes of its UTF-8 form, so no text is
-unknown. Word vocabularies, and tokenizers made elsewhere, may lose some of it.
+loss: symbols outside the vocabulary become the bytes of their UTF-8 form. Word vocabularies, and
+tokenizers made elsewhere, may lose some of it.
 """
 
 import json
