@@ -1,161 +1,163 @@
-"""A trained translator in PyTorch and in CTranslate2: same texts? how fast?
+"""`manyheads translate` next to CTranslate2's own `translate_batch` and to `transformers`.
 
-The same sentences go through each runner in turns, in one process; a figure is the median over
-rounds of our time by theirs. Each text that differs from ours is shown with the score that our
-model gives to both.
+    python benchmarks/runtimes.py runs/demo --sentences 1000 --rounds 5 --threads 1 2
 
-    python benchmarks/runtimes.py runs/demo --sentences 1000 --rounds 5 [--json]
+The sides translate the same test sentences in turns in one process. Ours is the loop of the
+command, from lines of bytes to lines of text. CTranslate2 gets tokens, with the same beam and
+penalty (the length itself) and its own batches. `equal` is the share of equal translations.
+
+Each row is printed when it is measured; a call that exceeds --limit seconds is an error. The last
+line is one JSON object, with the seconds that the command takes for one sentence (its start).
 """
 
 import argparse
-import dataclasses
 import json
 import os
 import statistics
-import tempfile
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from manyheads.decode.beam import length_penalty
-from manyheads.decode.translate import BaseTranslator, Translator
-from manyheads.exchange.ctranslate2 import (
-    Ctranslate2Model,
-    Ctranslate2Translator,
-    write_ctranslate2,
-)
-from manyheads.loading import load_torch_run
+from manyheads.decode.translate import translate_lines
+from manyheads.engines import Engine
+from manyheads.exchange.ctranslate2 import Ctranslate2Translator
+from manyheads.exchange.huggingface import to_huggingface
+from manyheads.loading import TorchRun, load_torch_run
+from speed import limited, reported
 
-Texts = list[list[int]]
-Runner = Callable[[list[str]], Texts]
-OURS = "ours"
-NEAR = 1e-3  # scores this near are a tie that rounding decides
+Side = Callable[[list[str]], list[str]]
+
+
+def ours(translator: Ctranslate2Translator) -> Side:
+    def run(sentences: list[str]) -> list[str]:
+        return list(translate_lines(translator, (f"{line}\n".encode() for line in sentences)))
+
+    return run
+
+
+def theirs(translator: Ctranslate2Translator, sentences: list[str]) -> Side:
+    """CTranslate2 itself; sentences are tokens before the clock starts."""
+    tokenizer, names, decode = translator.tokenizer, translator.model, translator.decode
+    tokens = [[names.source[i] for i in ids] for ids in tokenizer.encode_batch(sentences)]
+    options = {
+        "beam_size": decode.beam,
+        "length_penalty": decode.length_penalty,
+        "max_decoding_length": translator.max_length,
+        "max_batch_size": decode.forward_tokens // decode.beam,
+        "batch_type": "tokens",
+    }
+
+    def run(sentences: list[str]) -> list[str]:
+        results = names.runner.translate_batch(tokens, **options)
+        ids = [[names.ids[name] for name in result.hypotheses[0]] for result in results]
+        return tokenizer.decode_batch(ids)
+
+    return run
+
+
+def huggingface(loaded: TorchRun, beam: int, batch: int = 32) -> Side:
+    peer, translator = to_huggingface(loaded.model).eval(), loaded.translator()
+
+    @torch.no_grad()
+    def run(sentences: list[str]) -> list[str]:
+        texts = []
+        for first in range(0, len(sentences), batch):
+            (source, padding), limits = translator.batch(sentences[first : first + batch])
+            out = peer.generate(
+                source,
+                attention_mask=padding.long(),
+                num_beams=beam,
+                max_new_tokens=int(limits.max()),
+                early_stopping=True,
+            )
+            texts += translator.tokenizer.decode_batch(out.tolist())
+        return texts
+
+    return run
+
+
+def command_seconds(run: Path, threads: int, times: int = 3) -> float:
+    """The median time of the command for one sentence, with a conversion that exists."""
+    command = [sys.executable, "-m", "manyheads", "translate", str(run), "--threads", str(threads)]
+    seconds = []
+    for _ in range(times + 1):
+        began = time.perf_counter()
+        subprocess.run(command, input=b"A.\n", capture_output=True, check=True)
+        seconds.append(time.perf_counter() - began)
+    return round(statistics.median(seconds[1:]), 2)
+
+
+def measured(
+    sides: dict[str, Side], sentences: list[str], rounds: int, limit: float
+) -> dict[str, Any]:
+    """Sentences per second by side; a side's rival has its name without the first word."""
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    texts: dict[str, list[str]] = {}
+    errors: dict[str, str] = {}
+    for turn in range(rounds + 1):  # the first round warms up
+        for name in list(rates)[:: -1 if turn % 2 else 1]:
+            try:
+                began = time.perf_counter()
+                with limited(limit):
+                    texts[name] = sides[name](sentences)
+                if turn:
+                    rates[name].append(len(sentences) / (time.perf_counter() - began))
+            except Exception as error:
+                errors[name] = reported(error)
+                del rates[name]
+    rows: dict[str, Any] = {name: {"error": error} for name, error in errors.items()}
+    for name, each in rates.items():
+        dtype = name.rpartition(" ")[2]
+        mine = f"manyheads {dtype}" if f"manyheads {dtype}" in rates else "manyheads float32"
+        pairs = zip(rates[mine], each, strict=True)
+        equal = [a == b for a, b in zip(texts[mine], texts[name], strict=True)]
+        rows[name] = {
+            "sentences_per_second": round(statistics.median(each), 1),
+            "ours_is_times_as_fast": round(statistics.median(a / b for a, b in pairs), 3),
+            "equal": round(sum(equal) / len(equal), 4),
+        }
+    return rows
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("run", type=Path, nargs="?", default=Path("runs/demo"))
-    options.add_argument("--sentences", type=int, default=1000)
-    options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--threads", type=int, default=1)
-    options.add_argument("--beam", type=int, default=4)
-    options.add_argument("--json", action="store_true")
-    inputs = options.parse_args()
-    torch.set_num_threads(inputs.threads)
-
-    opened = load_torch_run(inputs.run)
-    sentences = opened.run.data.read("test").sources[: inputs.sentences]
-    local = dataclasses.replace(opened.run.decode, beam=inputs.beam)
-    settings = {
-        "no penalty": dataclasses.replace(local, length_penalty=0.0),
-        "|y|^1": dataclasses.replace(local, length_penalty=1.0, penalty="length"),
-        "the run's own": local,
-    }
-    result: dict[str, object] = {
-        "sentences": len(sentences),
-        "beam": inputs.beam,
-        "threads": inputs.threads,
-        "load": os.getloadavg()[0],
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        models = {}
-        for kind in ("float32", "int8"):
-            write_ctranslate2(opened.model, opened.tokenizer, Path(folder) / kind, kind)
-            models[f"ctranslate2 {kind}"] = Ctranslate2Model(Path(folder) / kind, "Translator")
-        for name, decode in settings.items():
-            ours = Translator(opened.model, opened.tokenizer, decode)
-            runners = {OURS: best(ours)} | {
-                kind: best(Ctranslate2Translator(model, opened.tokenizer, decode))
-                for kind, model in models.items()
-            }
-            result[name] = compare(ours, runners, sentences, inputs.rounds)
-    print(json.dumps(result, indent=2, ensure_ascii=False) if inputs.json else report(result))
-
-
-def best(translator: BaseTranslator) -> Runner:
-    """Tokens of the best translation of each sentence."""
-    return lambda sentences: [item[0].tokens for item in translator.search(sentences, n_best=1)]
-
-
-def compare(
-    ours: Translator, runners: dict[str, Runner], sentences: list[str], rounds: int
-) -> dict[str, dict[str, object]]:
-    """Equal texts, and rounds in turns."""
-    texts = {name: run(sentences) for name, run in runners.items()}  # warms all up, too
-    times: dict[str, list[float]] = {name: [] for name in runners}
-    for _ in range(rounds):
-        for name, run in runners.items():
-            began = time.perf_counter()
-            run(sentences)
-            times[name].append(time.perf_counter() - began)
-    figures: dict[str, dict[str, object]] = {}
-    for name in runners:
-        pairs = zip(times[OURS], times[name], strict=True)
-        unequal = differences(ours, sentences, texts[OURS], texts[name])
-        figures[name] = {
-            "sentences_per_second": len(sentences) / statistics.median(times[name]),
-            "times_as_fast_as_ours": statistics.median(a / b for a, b in pairs),
-            "equal": 1 - len(unequal) / len(sentences),
-            "differences": unequal,
-        }
-    return figures
-
-
-def differences(
-    ours: Translator, sentences: list[str], mine: Texts, other: Texts
-) -> list[dict[str, object]]:
-    """Where the texts differ: both, with their scores by our model, and what that says."""
-    unequal: list[dict[str, object]] = []
-    for sentence, item, two in zip(sentences, mine, other, strict=True):
-        if item == two:
-            continue
-        scores = [score(ours, sentence, tokens) for tokens in (item, two)]
-        gap = scores[1] - scores[0]
-        verdict = "near tie" if abs(gap) < NEAR else f"{'theirs' if gap > 0 else 'ours'} is better"
-        unequal.append(
-            {
-                "source": sentence,
-                "ours": ours.tokenizer.decode(item),
-                "theirs": ours.tokenizer.decode(two),
-                "scores": scores,
-                "verdict": verdict,
-            }
-        )
-    return unequal
-
-
-@torch.no_grad()
-def score(translator: Translator, sentence: str, tokens: list[int]) -> float:
-    """log P / lp of a translation, in double precision."""
-    model, marks, decode = translator.model.double(), translator.special_tokens, translator.decode
-    expected = torch.tensor([[*tokens, marks.end]])
-    source = torch.tensor([marks.source(translator.tokenizer.encode(sentence))])
-    target = torch.cat([torch.tensor([[marks.start]]), expected[:, :-1]], dim=1)
-    log = model(source, target).log_softmax(-1).gather(2, expected[..., None]).sum()
-    model.float()
-    return float(log / length_penalty(expected.shape[1], decode.length_penalty, decode.penalty))
-
-
-def report(result: dict[str, object]) -> str:
-    lines = [
-        f"{result['sentences']} sentences, beam {result['beam']}, {result['threads']} threads, "
-        f"load before {result['load']:.1f}"
-    ]
-    for setting, figures in result.items():
-        if not isinstance(figures, dict):
-            continue
-        for name, row in figures.items():
-            lines.append(
-                f"{setting}: {name}: {row['sentences_per_second']:,.0f} sentences/s, "
-                f"{row['times_as_fast_as_ours']:.2f} × ours, {row['equal']:.1%} equal"
-            )
-            for each in row["differences"]:
-                mine, theirs = each["scores"]
-                lines.append(f"    {each['verdict']} ({mine:.4f} ours, {theirs:.4f} theirs)")
-                lines += [f"        {each[key]}" for key in ("source", "ours", "theirs")]
-    return "\n".join(lines)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", type=Path, nargs="?", default=Path("runs/demo"))
+    parser.add_argument("--sentences", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--beam", type=int, default=5)
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds of a call of a side")
+    inputs = parser.parse_args()
+    result: dict[str, Any] = {"bench": "runtimes", "beam": inputs.beam, "load": os.getloadavg()[0]}
+    for threads in inputs.threads:
+        torch.set_num_threads(threads)
+        loaded = load_torch_run(inputs.run)
+        sentences: list[str] = loaded.run.data.read("test").sources[: inputs.sentences]  # type: ignore[union-attr]
+        sides: dict[str, Side] = {}
+        for dtype in ("float32", "int8"):
+            engine = Engine("ctranslate2", dtype)
+            # The length penalty that CTranslate2 has.
+            search = {"beam": inputs.beam, "penalty": "length", "length_penalty": 1.0}
+            translator: Any = loaded.with_engine(engine).translator(**search)
+            sides[f"manyheads {dtype}"] = ours(translator)
+            sides[f"ctranslate2 {dtype}"] = theirs(translator, sentences)
+        try:
+            sides["transformers float32"] = huggingface(loaded, inputs.beam)
+        except Exception as error:
+            result["transformers"] = reported(error)
+        rows = measured(sides, sentences, inputs.rounds, inputs.limit)
+        for name, row in rows.items():
+            print(json.dumps({"threads": threads, "side": name, **row}), flush=True)
+        rows["start_seconds"] = command_seconds(inputs.run, threads)
+        result[f"{threads} threads"] = rows
+    print(json.dumps(result | {"sentences": len(sentences)}))
 
 
 if __name__ == "__main__":

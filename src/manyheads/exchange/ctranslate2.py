@@ -495,10 +495,11 @@ class Ctranslate2Decoder(BaseDecoder):
     def _differs(self, hypotheses: Sequence[Hypothesis], limit: int) -> bool:
         """True if our search may give others. The longest hypothesis is as long as the search."""
         suppressed = set(self.special_tokens.suppressed)
-        return any(
-            len(hypothesis.tokens) + 1 >= limit or not suppressed.isdisjoint(hypothesis.tokens)
-            for hypothesis in hypotheses
-        )
+        has_suppressed = any(not suppressed.isdisjoint(x.tokens) for x in hypotheses)
+        return has_suppressed or self._reaches(hypotheses, limit)
+
+    def _reaches(self, hypotheses: Sequence[Hypothesis], limit: int) -> bool:
+        return any(len(hypothesis.tokens) + 1 >= limit for hypothesis in hypotheses)
 
     def _refuse_sampling(self) -> UserError:
         return UserError(
@@ -551,7 +552,9 @@ class Ctranslate2Translator(Ctranslate2Decoder, BaseTranslator):
                     f"{self.max_length}: shorten it, or export a model with a larger max_length"
                 )
         done = len(again)
-        for rows in self._groups(np.delete(np.arange(len(encoded)), again), lengths, limits):
+        groups = self._groups(np.delete(np.arange(len(encoded)), again), lengths, limits)
+        while groups:
+            rows = groups.pop(0)
             most = max(limits[row] for row in rows)
             outputs = self.model.runner.translate_batch(
                 [[self.model.source[token] for token in encoded[row]] for row in rows],
@@ -568,6 +571,9 @@ class Ctranslate2Translator(Ctranslate2Decoder, BaseTranslator):
                 results[row] = hypotheses[: self._count(n_best)]
                 if ours is not None and self._differs(hypotheses, limits[row]):
                     again.append(row)
+                elif limits[row] < most and self._reaches(hypotheses, limits[row]):
+                    groups.append([row])  # without a twin: by its own limit
+                    done -= 1
             done += len(rows)
             advance(done)
         if ours is not None and again:
@@ -579,10 +585,10 @@ class Ctranslate2Translator(Ctranslate2Decoder, BaseTranslator):
     def _groups(self, rows: np.ndarray, lengths: np.ndarray, limits: list[int]) -> list[list[int]]:
         """Rows of one call, which has one length limit.
 
-        Without a twin all rows of a call have that limit, so that results do not depend on others.
-        With one, a text that reaches its own limit is searched again anyway.
+        A text that reaches its own limit is searched again. Without a penalty CTranslate2 returns
+        only the best hypotheses, of which that cannot be seen: rows of a call have one limit then.
         """
-        if self.twin is not None:
+        if self.twin is not None or self.decode.length_penalty:
             budget = max(1, self.decode.forward_tokens // self.decode.beam)
             groups = batches_by_length(lengths[rows], budget)
             return [rows[group].tolist() for group in groups]

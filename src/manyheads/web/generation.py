@@ -45,7 +45,7 @@ class PrefixConstraints(LogitsConstraints):
     def apply(
         self,
         logits: Float[Tensor, "rows v"],
-        length: Int[Tensor, " #rows"],
+        length: Int[Tensor, " texts"],
         last: Bool[Tensor, " n"] | None = None,
         total: Float[Tensor, "rows 1"] | None = None,
     ) -> None:
