@@ -187,7 +187,8 @@ def lecture_files(folder: Path) -> None:
             (folder / "glue" / task / f"{split}.tsv").write_text(text, encoding="utf-8")
     for old, new in (("jsb", "jsb_chorales"), ("pieces", "piano"), ("in.txt", "sentences.txt")):
         (folder / new).symlink_to(folder / old)
-    (folder / "corpus.txt").symlink_to(folder / "english.txt")
+    for name in ("corpus.txt", "shakespeare.txt"):
+        (folder / name).symlink_to(folder / "english.txt")
     table = (folder / "reviews.csv").read_text("utf-8").replace("review,sentiment", "text,label")
     (folder / "reviews.csv").write_text(table, encoding="utf-8")
     Image.new("L", (28, 28)).save(folder / "seven.png")
@@ -204,7 +205,7 @@ def lecture_files(folder: Path) -> None:
 def small_lecture(words: list[str]) -> list[str]:
     """`small`, and sizes that fit all kinds of a sweep over models."""
     words = [word.replace("reviews.tsv", "reviews.csv") for word in words]
-    kinds = ("model=rnn", "model=seq2seq,rnn", "model=elmo", "elmo-mini")
+    kinds = ("model=rnn", "model=seq2seq,rnn", "model=gpt,rnn", "model=elmo", "elmo-mini")
     if not any(word.startswith(kinds) for word in words):
         return small(words)
     dropped = ("model.heads", "model.ffn_dim")
