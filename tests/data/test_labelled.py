@@ -232,6 +232,7 @@ def test_held_out_rows_have_only_labels_of_training(answer: str, tmp_path: Path)
         assert part.texts == [f"text {line - 2}" for line in part.lines]
         answers = [x if isinstance(x, str) else str(round(x)) for x in part.labels]
         assert answers == [rows[line - 2].split("\t")[1].strip() for line in part.lines]
+        assert part.notes[-1].startswith(f"{len(part.texts)} ")
     if answer == "number":
         assert len(valid.texts) == 40
     else:  # ten labels have one row each; those of them that were drawn are trained on

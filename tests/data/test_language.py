@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.data.helpers import refusal, write
 
 from manyheads.data import language
-from manyheads.data.language import EncodedText, TextData, Texts, Windows
+from manyheads.data.language import EncodedText, TextData, Texts, Windows, room_for_text
 from manyheads.errors import DataError, UserError
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Bpe, Characters
@@ -266,3 +266,8 @@ def test_too_few_tokens_are_refused(letters: Tokenizer) -> None:
     text = EncodedText(two_documents("text"), letters, ends=True)
     assert text.count_windows(10) == len(text.flat) // 10
     assert "model.max_length" in refusal(DataError, text.count_windows, 99)
+
+
+def test_a_window_has_two_tokens_of_text_or_is_refused() -> None:
+    assert room_for_text(5, special_tokens=3) == 2
+    assert "model.max_length" in refusal(UserError, room_for_text, 4, 3)

@@ -18,7 +18,7 @@ from manyheads.config import parse
 from manyheads.data.corpus import report_leaks
 from manyheads.data.events import ChoraleGrid, Note, encode_events, write_midi
 from manyheads.data.language import EncodedText
-from manyheads.data.music import MusicData
+from manyheads.data.music import PHRASE, MusicData, phrases
 from manyheads.errors import UserError
 from manyheads.tokenizer.train import Words
 
@@ -62,6 +62,12 @@ def test_files_of_one_piece_are_held_out_together(tmp_path: Path) -> None:
     assert not {*pieces[0]} & {*pieces[1]}
     assert report_leaks(data, train, valid) == []
     assert report_leaks(data, train, train) == ["28 of 28 pieces of 'valid' also occur in training"]
+
+
+def test_every_run_of_intervals_is_a_phrase() -> None:
+    pitches = random.Random(1).sample(range(128), 30)
+    for notes in (PHRASE, PHRASE + 1, 30):
+        assert len(phrases([f"on{pitch}" for pitch in pitches[:notes]])) == notes - PHRASE
 
 
 def test_a_chorale_in_two_splits_is_reported(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from manyheads.decode import translate as translate_module
 from manyheads.decode.beam import Decode, Hypothesis
 from manyheads.decode.sample import Sample
-from manyheads.decode.translate import LineFormat, Translator, translate_lines
+from manyheads.decode.translate import Annotation, LineFormat, Translator, translate_lines
 from manyheads.errors import DataError
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.positions import Learned
@@ -143,6 +143,21 @@ def test_a_long_line_is_translated_in_parts_with_a_warning(
     assert results[2] == " ".join(translator.translate(parts)).replace("\n", " ")
     assert len(results) == 4
     assert translator.translate_long([LONG]) == [" ".join(translator.translate(parts))]
+
+
+def test_alignments_of_a_line_in_parts_count_the_words_of_the_line(echo: Echo) -> None:
+    """Each part has one target word, to which all its source words are linked."""
+
+    def annotate(texts: Sequence[str], best: Sequence[Hypothesis]) -> list[Annotation]:
+        sizes = [len(text.split()) for text in texts]
+        return [Annotation([(i, 0) for i in range(n)], [], n, 1, []) for n in sizes]
+
+    form, text = LineFormat(alignment=True, annotate=annotate), f"{LONG} {LONG}"
+    parts = echo.split(text)
+    assert len(parts) > 2
+    [line] = translate_lines(echo, BytesIO(text.encode()), form)
+    targets = [number for number, part in enumerate(parts) for _ in part.split()]
+    assert line.split(" ||| ")[1].split() == [f"{i}-{j}" for i, j in enumerate(targets)]
 
 
 @pytest.mark.parametrize(

@@ -271,6 +271,13 @@ def test_refuses_what_it_cannot_compute(name: str) -> None:
                 check_combination(build(name), *parts(score, position, 4, False))
 
 
+def test_attend_refuses_what_a_model_refuses() -> None:
+    """Additive scores of rotated queries and keys depend on more than their distance."""
+    q, k, v = normal(1, 2, 3, 4), normal(1, 2, 3, 4), normal(1, 2, 3, 4)
+    with pytest.raises(UserError, match=r"model\.score"):
+        attend(q, k, v, score=Additive().build(2, 4).double(), position="rotary")
+
+
 def test_nothing_is_missing() -> None:
     """Every score, position, mask rule and implementation is in this suite."""
     assert {type(config) for config, _ in SCORES.values()} == set(get_args(ScoreConfig))

@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 import torch
 from small_runs import CPU, records, saved, trainer, write_recipe
+from torch import distributed as dist
 from torch import nn
 
 from manyheads import cli
@@ -28,6 +29,7 @@ from manyheads.train.loop import seed_step
 from manyheads.train.optimizer import Train
 from manyheads.train.parallel import (
     ShardedBuild,
+    connected,
     local_batches,
     shard_sizes,
     split_microbatches,
@@ -333,6 +335,22 @@ def test_mistakes_with_several_processes_are_one_line(
     assert "torchrun works only with `manyheads train`" in said("compare", recipe, "seed=1,2", *out)
     assert "torchrun works only with `manyheads train`" in said("evaluate", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_process_that_loses_the_others_ends_with_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "0")
+    codes: list[int] = []
+    lines: list[str] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    with connected(lines.append):
+        raise dist.DistNetworkError("[gloo/pair.cc:42] connection closed\nand its cause")
+    assert codes == [1]
+    assert lines[-1].endswith(": connection closed")
 
 
 @pytest.mark.slow

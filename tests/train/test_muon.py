@@ -78,6 +78,12 @@ def test_the_update_is_that_of_pytorchs_muon_with_q_k_and_v_apart() -> None:
         torch.testing.assert_close(p, torch.cat(group), atol=2e-3, rtol=0)  # bfloat16
 
 
+def test_without_a_rate_of_its_own_muon_follows_the_schedule() -> None:
+    settings = Train(optimizer="muon", learning_rate=0.01)
+    groups = build_optimizer(build(), settings).param_groups
+    assert [group.get("lr_scale", 1.0) for group in groups] == [1.0] * 3
+
+
 def test_state_dict_restores_the_optimizer() -> None:
     model = build()
     first, second = (build_optimizer(model, Train(optimizer="muon")) for _ in range(2))
