@@ -535,6 +535,8 @@ def test_a_person_at_a_terminal_gets_a_hint(run: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A test run in the background of a shell ignores SIGINT, and its processes inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     os.close(terminal)
     assert process.stderr is not None

@@ -151,9 +151,9 @@ def test_ctranslate2_gets_the_device(
     write_ctranslate2(opened.model, opened.tokenizer, tmp_path)  # type: ignore[arg-type]
     real, inputs = ctranslate2.Generator, []
 
-    def runner(folder: str, device: str, device_index: int, intra_threads: int) -> Any:
+    def runner(folder: str, device: str, device_index: int, **threads: int) -> Any:
         inputs.append((device, device_index))
-        return real(folder, "cpu", intra_threads=intra_threads)
+        return real(folder, "cpu", **threads)
 
     monkeypatch.setattr(ctranslate2, "Generator", runner)
     monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda: 2)

@@ -60,7 +60,7 @@ def test_accumulated_batches_equal_one_large_batch(
     """
     monkeypatch.setattr(torch, "multinomial", lambda chances, count: chances.topk(count).indices)
     actual = []
-    plain = ("model.dropout=0", "train.steps=3", "train.eps=1e-6")
+    plain = ("model.dropout=0", "train.steps=3", "train.eps=1e-6", "train.ema_decay=0")
     for rows, parts in ((8, 1), (4, 2)):
         out = tmp_path / str(parts)
         sizes = (f"train.batch_rows={rows}", f"train.accumulate={parts}")
