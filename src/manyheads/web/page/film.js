@@ -1,5 +1,5 @@
 // A film as a WebM file, encoded frame by frame (WebCodecs): its time does not depend on how fast a
-// computer draws. https://www.matroska.org/technical/elements.html has the elements.
+// computer draws. RFC 9559 has the elements.
 
 const FRAMES = 24; // a second
 const CODEC = "vp8";
