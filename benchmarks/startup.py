@@ -58,8 +58,9 @@ def save_random(name: str, folder: Path, tiny: bool = False) -> None:
 
 
 def first_text(folder: Path, caches: Path, device: str, limit: float) -> dict[str, Any]:
-    """Seconds until a process has printed its first character, and until it ends."""
-    command = [sys.executable, "-m", "manyheads", "generate", str(folder), "--prompt", "The cat"]
+    """Seconds until a process has printed more than its prompt, and until it ends."""
+    prompt, printed = "The cat", 0
+    command = [sys.executable, "-m", "manyheads", "generate", str(folder), "--prompt", prompt]
     command += ["--max-new-tokens", "64", "--min-new-tokens", "64", "--device", device]
     command += ["--dtype", "bfloat16"] if device == "cuda" else []
     environment = os.environ | {name: str(caches / name) for name in CACHES}
@@ -71,7 +72,8 @@ def first_text(folder: Path, caches: Path, device: str, limit: float) -> dict[st
         assert process.stderr is not None
         os.set_blocking(process.stdout.fileno(), False)
         while process.poll() is None and time.monotonic() - began < limit:
-            if first != first and process.stdout.read(1):
+            printed += len(process.stdout.read(100) or b"")
+            if first != first and printed > len(prompt) + 1:  # with a line end
                 first = time.monotonic() - began
             time.sleep(0.005)
         total = time.monotonic() - began
