@@ -273,6 +273,7 @@ def test_correlations_are_their_definitions_at_any_scale(scale: float) -> None:
     expected = ((x - x.mean()) * (y - y.mean())).mean() / (x.std() * y.std())
     assert pearson(x * scale, 3 - 2 * y) == pytest.approx(-expected)
     assert pearson([1e308, -1e308, 1e308], [1.0, -1.0, 1.0]) == pytest.approx(1)
+    assert pearson(1 + np.arange(40) * 2.0**-50, y) == pytest.approx(pearson(np.arange(40), y))
     ranks = [np.argsort(np.argsort(side)) for side in (x, y)]
     distances = float(((ranks[0] - ranks[1]) ** 2).sum())
     assert spearman(x * scale, y) == pytest.approx(1 - 6 * distances / (40 * (40**2 - 1)))

@@ -89,7 +89,7 @@ def pearson(x: Numbers, y: Numbers) -> float:
         # The range, not the sum of squares: rounding can move the mean of equal numbers.
         if np.ptp(numbers) == 0:
             return 0.0
-        numbers = numbers / np.ptp(numbers)
+        numbers = numbers - numbers[0]  # exact for numbers that are almost equal; a mean is not
         scaled.append(numbers - numbers.mean())
     a, b = scaled
     return float(a @ b) / math.sqrt(float(a @ a) * float(b @ b))
