@@ -345,3 +345,5 @@ def test_texts_are_read_without_labels(tmp_path: Path) -> None:
     assert [*LabelledData(pair="more").read_texts(path)] == ["good\ta b", "bad\tc"]
     wrong = LabelledData(text="review")
     assert "data.text=" in refusal(DataError, lambda: [*wrong.read_texts(path)])
+    numbered = write(tmp_path / "numbered.tsv", "good\nbad\n")
+    assert [*LabelledData(**NUMBERED).read_texts(numbered)] == ["good", "bad"]

@@ -100,6 +100,8 @@ def test_both_parts_are_the_text_except_for_a_divided_word(
     text, beginning, end = join(documents), join(first), join(last)
     assert text.startswith(beginning)
     assert text.endswith(end)
+    size = int(len(text) * (1 - Fraction(str(fraction))))
+    assert len(beginning) == min(max(size, 1), len(text) - 1)
     missing = text[len(beginning) : len(text) - len(end)]
     assert missing == "" or (missing.isalpha() and beginning[-1].isalpha())
     assert first[:-1] == documents[: len(first) - 1]

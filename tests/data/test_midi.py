@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("mido")
 
-from mido import Message, MetaMessage
+from mido import Message, MetaMessage, MidiFile
 from tests.data.helpers import refusal
 from tests.data.small_music import midi_bytes, random_performance
 
@@ -147,6 +147,9 @@ def test_a_chorale_is_restored_from_its_file(tmp_path: Path) -> None:
     for words in (grid, *(frame * 4 for frame in silent)):  # a silent voice keeps its position
         write_midi(decode_grid(words), path, ChoraleGrid.step)
         assert ChoraleGrid().words(path.read_bytes(), "chorale.mid") == words
+    # MIDI format 1: the tempo is in the first track.
+    types = [[message.type for message in track] for track in MidiFile(path).tracks]
+    assert ["set_tempo" in track for track in types] == [True, False, False, False]
 
 
 def test_tracks_without_notes_are_not_voices(tmp_path: Path) -> None:

@@ -136,6 +136,18 @@ def test_a_stream_computes_a_token_when_it_is_taken() -> None:
     assert lengths == [2, 1, 1, 1]
 
 
+def test_no_token_is_computed_after_the_end() -> None:
+    model, lengths = generator(), list[int]()
+    model.model.decoder.register_forward_hook(lambda m, i, out: lengths.append(out.shape[1]))
+    sizes = []
+    for prompt in PROMPTS:
+        tokens = list(model.stream(prompt, LIMIT))
+        assert sum(lengths) == len(prompt) + len(tokens)  # the end is computed, but never read
+        sizes.append(len(tokens))
+        lengths.clear()
+    assert min(sizes) < LIMIT - 1
+
+
 def test_generation_records_no_gradients() -> None:
     model, recorded = generator(), list[bool]()
     model.model.decoder.register_forward_hook(lambda m, i, out: recorded.append(out.requires_grad))
@@ -150,6 +162,12 @@ def test_an_empty_prompt_is_the_start_token() -> None:
     same(generator().search([[]], LIMIT), generator().search([[START]], LIMIT))
     same(generator(start=9).search([[]], LIMIT), generator().search([[9]], LIMIT))
     assert generator().search([], LIMIT) == []
+
+
+def test_every_token_may_be_in_a_prompt() -> None:
+    model = generator()
+    prompts = [[token] for token in range(model.vocabulary)]
+    assert len(model.sample(prompts, 1, Sample())) == len(prompts)
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -213,6 +231,7 @@ def test_no_token_is_computed_after_a_stop() -> None:
     [
         ([7] * (LONGEST + 1), 3, {}, f"prompt has {LONGEST + 1} tokens"),
         ([7, 99], 3, {}, "token 99"),
+        ([-1, 7], 3, {}, "token -1"),
         ([7], 0, {}, "limit"),
         ([7], 3, {"forced_bos": 15}, "decode.forced_bos=15"),
         ([7], 3, {"suppress_tokens": (7, 99)}, "decode.suppress_tokens=99"),

@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +25,7 @@ from manyheads.errors import UserError
 from manyheads.lab.device_memory import peak_memory
 from manyheads.presets import build as build_preset
 from manyheads.run import make_trainer, read_run
-from manyheads.train import checkpoint
+from manyheads.train import checkpoint, parallel
 from manyheads.train.loop import seed_step
 from manyheads.train.optimizer import Train
 from manyheads.train.parallel import (
@@ -249,6 +250,14 @@ def test_sizes_of_a_mesh_must_fit_the_processes() -> None:
     for wrong in (Train(parallel="fsdp", shard=3), Train(parallel="fsdp", shard=2, replicate=2)):
         with pytest.raises(UserError, match="number of processes"):
             shard_sizes(wrong, world)
+
+
+def test_a_process_waits_for_the_report_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "REPORT_TIMEOUT", timedelta(milliseconds=50))
+    store = dist.HashStore()
+    assert not parallel._is_reported(store)  # it then reports the error itself
+    store.set(parallel.REPORTED, "")
+    assert parallel._is_reported(store)
 
 
 def test_every_micro_batch_is_computed_by_one_process_and_all_compute_equally_many() -> None:

@@ -55,6 +55,7 @@ def test_trackers_get_every_metric(
     manyheads.train("phrasebook", [*TINY, f"train.log_to={library}"], folder, "cpu")
     [began] = fake.began
     assert (began["project"], began["name"]) == ("experiments", "mine")
+    assert began["resume"] == "allow"  # a resumed run continues its record
     assert began["config"]["model"]["dim"] == 16
     assert fake.finished == 1
     assert fake.logged == [
