@@ -68,8 +68,9 @@ async def compute(
     return [[part async for part in job.parts()] for job in jobs]
 
 
-@pytest.mark.parametrize("beam", [1, 3])
-@pytest.mark.parametrize("position", ["", *POSITIONS])
+@pytest.mark.parametrize(
+    ("position", "beam"), [("", 1), ("rotary", 1), *((name, 3) for name in ("", *POSITIONS))]
+)
 def test_joining_changes_no_translation(loaded: TorchRun, position: str, beam: int) -> None:
     work = translations(loaded, position, beam)
     texts = [TEXTS[i : i + 1 + i % 3] for i in range(0, 20, 2)]

@@ -85,6 +85,7 @@ def test_the_archives_hold_the_package_and_nothing_else(sdist: Path, package: Pa
     assert {path.name.partition("-")[0] for path in package.iterdir()} == {"manyheads"}
 
 
+@pytest.mark.slow  # most of a minute; the other tests install and start the same wheel
 def test_the_wheel_trains(package: Path, tmp_path: Path) -> None:
     """From a folder without the sources."""
     tiny = "data.train_pairs=200 data.valid_pairs=5 tokens.vocab_size=400 model.dim=16 "
