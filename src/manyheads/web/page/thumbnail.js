@@ -18,7 +18,7 @@ export function sparkline(losses) {
   const [lastStep, lastLoss] = losses.at(-1);
   const picture = element("div", { role: "img", "aria-label": `training loss from ${shown(losses[0][1])} to ${shown(lastLoss)}` });
   picture.innerHTML = `<svg viewBox="0 0 ${WIDTH} ${HEIGHT}" aria-hidden="true"><path d="M${path}"/><circle cx="${x(lastStep)}" cy="${y(lastLoss)}" r="3.5"/></svg>`;
-  return element("div", { class: "spark" }, picture, element("span", {}, `loss ${shown(losses[0][1], 2)} → ${shown(lastLoss, 2)}`));
+  return element("div", { class: "spark" }, picture, element("span", {}, `training loss ${shown(losses[0][1], 2)} → ${shown(lastLoss, 2)}`));
 }
 
 /** The last probe of a run on a small canvas. @param {import("./watchparts.js").Story} story */

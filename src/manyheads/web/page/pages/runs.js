@@ -93,7 +93,7 @@ function facts(run) {
   const known = [];
   if (run.parameters) known.push(["parameters", run.parameters.toLocaleString("en")]);
   if (run.step !== undefined) known.push(["step", run.steps ? `${run.step} of ${run.steps}` : String(run.step)]);
-  if (run.best_loss !== null && run.best_loss !== undefined) known.push(["best loss", shown(run.best_loss)]);
+  if (run.best_loss !== null && run.best_loss !== undefined) known.push(["best validation loss", shown(run.best_loss)]);
   for (const [name, value] of Object.entries(run.scores ?? {}).slice(0, 4)) known.push([name.replaceAll("_", " "), shown(value)]);
   return known;
 }
