@@ -1,13 +1,17 @@
 """Recipes choose settings from the amount of training data, unless the user gives them."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
+from tests.test_cli import call
 
 from manyheads.recipes import read_recipe
 from manyheads.run import make_trainer, read_run
 from manyheads.sizing import RULES, language, translation
+from manyheads.tasks.spec import kinds
+from manyheads.tokenizer.train import Tokens
 
 CHARACTERS = [30_000, 300_000, 1_000_000, 3_000_000, 10_000_000, 100_000_000, 10**10]
 
@@ -34,6 +38,26 @@ def test_every_choice_is_a_valid_run(recipe: str) -> None:
         chosen = rule(run, count)
         assert {*chosen} == {*run.by_data}
         read_recipe(recipe, [f"{name}={value}" for name, value in chosen.items()])
+
+
+@pytest.mark.parametrize("kind", kinds(get_args(Tokens)))
+def test_every_tokenizer_has_a_choice(kind: str) -> None:
+    run = read_recipe("language", [f"tokens={kind}"])
+    assert 0 < language(run, 1_000_000)["model.dropout"] <= 0.4
+
+
+def test_matched_runs_keep_their_width(tmp_path: Path) -> None:
+    """The amount of data is considered before, not after runs are made equal."""
+    (tmp_path / "a.txt").write_text("the cat sat on the mat and looked at the dog. \n" * 400)
+    settings = f"data.folder={tmp_path} tokens=characters train.batch_tokens=128 train.steps=1"
+    words = [*settings.split(), "train.patience=none", "--sweep", "model.feedforward=plain,gated"]
+    out = tmp_path / "out"
+    code, _, errors = call("compare", "language", *words, "--match", "parameters", "--out", out)
+    assert code == 0, errors
+    runs = [read_run(path.parent) for path in out.rglob("run.toml")]
+    dims = {type(run.model.feedforward).__name__: run.model.dim for run in runs}
+    assert dims["Plain"] == 192
+    assert dims["Gated"] < 192
 
 
 def test_pairs_choose_the_model() -> None:

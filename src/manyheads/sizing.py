@@ -15,7 +15,13 @@ from manyheads.config import override_all
 if TYPE_CHECKING:
     from manyheads.run import Run
 
-CHARACTERS_PER_TOKEN = {"characters": 1.0, "words": 5.5, "bpe": 3.5, "wordpiece": 3.5}
+CHARACTERS_PER_TOKEN = {
+    "characters": 1.0,
+    "bigrams": 2.0,
+    "bpe": 3.5,
+    "wordpiece": 3.5,
+    "words": 5.5,
+}
 SIZES = ("model.dim", "model.layers", "model.heads", "model.ffn_dim")  # chosen together
 Settings = dict[str, Any]
 

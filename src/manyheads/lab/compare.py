@@ -18,6 +18,7 @@ from manyheads.lab.figures.plots import curves
 from manyheads.lab.match import check_match, matched, unequal
 from manyheads.loading import load_torch_run, refuse_unscored
 from manyheads.run import Run
+from manyheads.sizing import fit_to_data
 
 SHOWN = (
     "loss",
@@ -86,6 +87,9 @@ def compare_variants(
         refuse_unscored(run, name)
         if run.data is not None:
             run.data.read(split)  # a missing split is refused before anything is trained
+        if run.data is not None and run.by_data:  # before runs are made equal
+            plans[name], notes = fit_to_data(run, run.data.read("train"))
+            say("\n".join(f"{name}: {note}" for note in notes))
     check_match(match, plans)
     if match is not None:
         plans, lines = matched(plans, match, lambda run: measure(run, device).seconds)
