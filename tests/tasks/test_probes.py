@@ -5,8 +5,10 @@ import contextlib
 import io
 import json
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -26,7 +28,7 @@ from manyheads.phrasebook import Pair
 from manyheads.recipes import read_recipe
 from manyheads.run import make_trainer
 from manyheads.tasks.images import from_pixels, normalize
-from manyheads.tasks.probes import ImageProbe, LanguageProbe, crossings, probe_steps
+from manyheads.tasks.probes import Probe, crossings, language_probe, probe_steps
 from manyheads.tokenizer.train import Bpe
 from manyheads.train.optimizer import Train
 
@@ -201,15 +203,17 @@ def test_no_probe_changes_a_training(
     """Not even by drawing random numbers, in a trainer whose steps do not seed their own."""
     drawn = []
 
-    def measure_and_draw(measure: Any) -> Any:
-        def measured(probe: Any, model: Any) -> Any:
-            drawn.append((torch.rand(3), np.random.rand()))
-            return measure(probe, model)
+    class DrawingProbe(Probe):
+        def __init__(
+            self, task: Any, folder: Path, examples: Any, measure: Callable[[Any], Any]
+        ) -> None:
+            def measure_and_draw(model: Any) -> Any:
+                drawn.append((torch.rand(3), np.random.rand()))
+                return measure(model)
 
-        return measured
+            super().__init__(task, folder, examples, measure_and_draw)
 
-    for kind in (LanguageProbe, ImageProbe):
-        monkeypatch.setattr(kind, "measure", measure_and_draw(kind.measure))
+    monkeypatch.setattr("manyheads.tasks.probes.Probe", DrawingProbe)
     monkeypatch.setattr("manyheads.train.loop.seed_step", lambda *_: None)
     states, models = [], []
     for folder, probes in (("with", 6), ("without", 0)):
@@ -229,12 +233,13 @@ def test_no_probe_changes_a_training(
 def test_probes_of_a_large_model_stay_small(tmp_path: Path) -> None:
     """Maps of 12 × 12 heads: fewer and shorter texts."""
     config = GptConfig(dim=24, layers=12, heads=12, ffn_dim=24, max_length=64, vocab_size=300)
-    tokenizer = Bpe(vocab_size=300).train(["a b c d"] * 9)
-    generator = Generator(config.build(), tokenizer, Decode(beam=1))
-    train = Train(steps=1000)
-    probe = LanguageProbe(generator, torch.randint(9, 300, (5000,)), tmp_path, train)
-    assert len(probe.windows) == 1
+    model, task = config.build(), Mock(train=Train(steps=1000), per_epoch=10)
+    task.run.decode, task.valid.flat = Decode(), np.random.default_rng(1).integers(9, 300, 5000)
+    task.tokenizer = Bpe(vocab_size=300).train(["a b c d"] * 9)
+    probe = language_probe(task, model, tmp_path)
+    assert probe is not None
+    assert len(probe.examples) == 1
     probe.resume(0)
     for step in sorted(probe.steps):
-        probe.record(generator.model, step)
+        probe.record(model, step)
     assert sum(path.stat().st_size for path in (tmp_path / "probes").iterdir()) < 2**20

@@ -20,7 +20,7 @@ shows the result. An example is a sentence to translate, a text to continue or a
 import base64
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -43,6 +43,7 @@ from manyheads.fileio import write_text
 from manyheads.models.capture import capture, has_cross_attention
 from manyheads.models.gpt import Gpt
 from manyheads.phrasebook import Pair
+from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.checkpoint import write_tensors
 from manyheads.train.metrics import step_of
 from manyheads.train.optimizer import Train
@@ -55,6 +56,8 @@ MAX_PROMPTS = 4
 MAX_WINDOW = 28  # tokens of a prompt and its continuation
 MAX_CLASSES = 10  # the likeliest ones of a picture
 MAX_PICTURE_SIDE = 96  # pixels of a stored picture
+
+Record = dict[str, Any]
 
 
 @contextmanager
@@ -71,35 +74,24 @@ def probe_steps(steps: int, count: int) -> set[int]:
     return {0, *np.geomspace(1, steps, max(1, count - 1)).round().astype(int).tolist()}
 
 
-def crossings(pair: Pair) -> int:
-    """Pairs of alignment links that cross: how much the word order changes."""
-    links = sorted(pair.alignment)
-    return sum(
-        source < other_source and target > other_target
-        for source, target in links
-        for other_source, other_target in links
-    )
+class Probe:
+    """Records fixed examples at some steps of a training, into the folder of the run.
 
+    `examples` are as the page shows them. `measure` gives the record of a model: for each example
+    its output and attention, in `sentences`.
+    """
 
-class BaseProbe:
-    """Records fixed examples at some steps of a training, into the folder of the run."""
-
-    def __init__(self, folder: Path, train: Train) -> None:
-        self.folder = folder / FOLDER
+    def __init__(
+        self, task: Any, folder: Path, examples: list[Record], measure: Callable[[Any], Record]
+    ) -> None:
+        train: Train = task.train.settled(task.per_epoch)
+        self.folder, self.examples, self.measure = folder / FOLDER, examples, measure
         self.steps, self.keeps_weights = probe_steps(train.steps, train.probes), train.probe_weights
-
-    def examples(self) -> list[dict[str, Any]]:
-        """The examples as the page shows them."""
-        raise NotImplementedError
-
-    def measure(self, model: Any) -> dict[str, Any]:
-        """The record of a model: for each example of `sentences`, its output and attention."""
-        raise NotImplementedError
 
     def resume(self, step: int) -> None:
         """Write the examples, and drop the probes after this step, as those of metrics.jsonl."""
         self.folder.mkdir(exist_ok=True)
-        write_text(self.folder / SENTENCES, json.dumps(self.examples()) + "\n")
+        write_text(self.folder / SENTENCES, json.dumps(self.examples) + "\n")
         path = self.folder / PROBES
         lines = path.read_bytes().splitlines() if path.exists() and step else []
         past = [line.decode() for line in lines if 0 <= step_of(line) <= step]
@@ -128,136 +120,148 @@ class BaseProbe:
             write_tensors(self.folder / WEIGHTS / f"{step}.safetensors", state, {"step": step})
 
 
-class TranslationProbe(BaseProbe):
-    """Translates validation sentences; those whose words change their order most come first."""
-
-    def __init__(self, translator: Translator, corpus: Corpus, folder: Path, train: Train) -> None:
-        super().__init__(folder, train)
-        self.translator = translator
-        rows = self._choose(corpus)
-        self.sources = [corpus.sources[row] for row in rows]
-        self.targets = [corpus.targets[row] for row in rows]
-        self.pairs = [corpus.aligned[row] for row in rows] if corpus.aligned else []
-
-    def _choose(self, corpus: Corpus) -> list[int]:
-        tokenizer = self.translator.tokenizer
-        sources = tokenizer.encode_batch(corpus.sources)
-        targets = tokenizer.target.encode_batch(corpus.targets)
-        lengths = [max(map(len, ids)) for ids in zip(sources, targets, strict=True)]
-        rows = [row for row, length in enumerate(lengths) if 5 <= length <= MAX_TOKENS]
-        if corpus.aligned:
-            aligned = corpus.aligned
-            rows.sort(key=lambda row: -crossings(aligned[row]))
-        model: Any = self.translator.model
-        maps = model.config.layers * getattr(model.config, "heads", 1) * MAX_TOKENS**2
-        return rows[: max(1, min(MAX_SENTENCES, MAX_MAP_BYTES // maps))]
-
-    def examples(self) -> list[dict[str, Any]]:
-        tokenizer, special = self.translator.tokenizer, self.translator.special_tokens
-        sentences = []
-        for number, (source, target) in enumerate(zip(self.sources, self.targets, strict=True)):
-            pair = self.pairs[number] if self.pairs else None
-            sentences.append(
-                {
-                    "source": source,
-                    "target": target,
-                    "source_tokens": tokenizer.subwords(special.source(tokenizer.encode(source))),
-                    "target_tokens": tokenizer.target.subwords(
-                        [*tokenizer.target.encode(target), special.end]
-                    ),
-                    "alignment": sorted(pair.alignment) if pair else None,
-                    "source_words": pair.source_words if pair else None,
-                    "target_words": pair.target_words if pair else None,
-                }
-            )
-        return sentences
-
-    def measure(self, model: Any) -> dict[str, Any]:
-        translator = replace(self.translator, model=model)
-        tokenizer, special = translator.tokenizer, translator.special_tokens
-        hypotheses = translator.search(self.sources, n_best=1)
-        outputs = [best[0].tokens if best else [] for best in hypotheses]
-        references = tokenizer.target.encode_batch(self.targets)
-        sources = [special.source(ids) for ids in tokenizer.encode_batch(self.sources)]
-        maps, log_probs = score(model, special, 2 * sources, [*references, *outputs])
-        count = len(sources)
-        line: dict[str, Any] = {"sentences": []}
-        for number, (source, reference, output) in enumerate(
-            zip(sources, references, outputs, strict=True)
-        ):
-            weights_of = maps[:, number, :, : len(reference) + 1, : len(source)]
-            line["sentences"].append(
-                {
-                    "text": tokenizer.decode(output),
-                    "tokens": tokenizer.target.subwords([*output, special.end]),
-                    "log_probs": log_probs[count + number],
-                    "reference_log_probs": log_probs[number],
-                    **pack(weights_of),
-                }
-            )
-        if self.pairs:
-            line["alignment_error"] = alignment_error(model, tokenizer, self.pairs).rates
-        return line
+# --- Translation: cross-attention ---
 
 
-class LanguageProbe(BaseProbe):
-    """Continues prompts of the validation text: the first half of windows of equal length."""
-
-    def __init__(self, generator: Generator, text: Tensor, folder: Path, train: Train) -> None:
-        super().__init__(folder, train)
-        self.generator = generator
-        config: Any = generator.model.config
-        maps = config.layers * config.heads
-        # A causal map is half zeros, which take no space.
-        self.length = min(MAX_WINDOW, config.max_length, isqrt(2 * MAX_MAP_BYTES // maps))
-        count = min(MAX_PROMPTS, 2 * MAX_MAP_BYTES // (maps * max(1, self.length) ** 2))
-        self.windows = self._choose(text, count) if self.length >= 6 else []
-        self.prompts = [window[: self.length // 2] for window in self.windows]
-
-    def _choose(self, text: Tensor, count: int) -> list[list[int]]:
-        """Windows evenly spaced in the text, each from the beginning of a word."""
-        windows: list[list[int]] = []
-        for part in range(count):
-            begin = part * len(text) // count
-            near = self.generator.tokenizer.subwords(text[begin : begin + self.length].tolist())
-            first = [
-                bool(token.strip()) and (token[0].isspace() or not last.strip())
-                for last, token in pairwise(near)
-            ]
-            begin += 1 + first.index(True) if any(first) else 0
-            windows.append(text[begin : begin + self.length].tolist())
-        return [window for window in windows if len(window) == self.length]
-
-    def examples(self) -> list[dict[str, Any]]:
-        tokenizer, half = self.generator.tokenizer, self.length // 2
-        return [
+def translation_probe(task: Any, model: Any, folder: Path) -> Probe | None:
+    """Translate validation sentences; None if there is nothing to show."""
+    corpus, tokenizer = task.valid_corpus, task.tokenizer
+    rows = choose_sentences(model, corpus, tokenizer) if has_cross_attention(model) else []
+    if not rows:
+        return None
+    # Before it has learned to stop, a model would write to the limit.
+    decode = replace(task.run.decode, beam=1, max_length_ratio=1.0, max_length_extra=6)
+    translator = Translator(model, tokenizer, decode, GraphCache())
+    special = translator.special_tokens
+    texts = [corpus.sources[row] for row in rows]
+    sources = [special.source(ids) for ids in tokenizer.encode_batch(texts)]
+    references = tokenizer.target.encode_batch([corpus.targets[row] for row in rows])
+    pairs = [corpus.aligned[row] for row in rows] if corpus.aligned else []
+    examples = []
+    for number, row in enumerate(rows):
+        pair = pairs[number] if pairs else None
+        examples.append(
             {
-                "kind": "language",
-                "source": tokenizer.decode(window[:half]),
-                "target": tokenizer.decode(window[half:]),
-                "source_tokens": tokenizer.subwords(window[:half]),
-                "target_tokens": tokenizer.subwords(window[half:]),
-                "ids": window,
+                "source": corpus.sources[row],
+                "target": corpus.targets[row],
+                "source_tokens": tokenizer.subwords(sources[number]),
+                "target_tokens": tokenizer.target.subwords([*references[number], special.end]),
+                "alignment": sorted(pair.alignment) if pair else None,
+                "source_words": pair.source_words if pair else None,
+                "target_words": pair.target_words if pair else None,
             }
-            for window in self.windows
-        ]
+        )
 
-    def measure(self, model: Any) -> dict[str, Any]:
-        outputs = continue_prompts(replace(self.generator, model=model), self.prompts, self.length)
-        written = [[*prompt, *ids] for prompt, ids in zip(self.prompts, outputs, strict=True)]
-        maps, log_probs = score_texts(model, [*self.windows, *written])
-        tokenizer, half, count = self.generator.tokenizer, self.length // 2, len(self.windows)
+    def measure(model: Any) -> Record:
+        hypotheses = replace(translator, model=model).search(texts, n_best=1)
+        outputs = [best[0].tokens if best else [] for best in hypotheses]
+        maps, log_probs = score(model, special, 2 * sources, [*references, *outputs])
+        sentences = [
+            {
+                "text": tokenizer.decode(output),
+                "tokens": tokenizer.target.subwords([*output, special.end]),
+                "log_probs": log_probs[len(rows) + number],
+                "reference_log_probs": log_probs[number],
+                **pack(maps[:, number, :, : len(reference) + 1, : len(source)]),
+            }
+            for number, (source, reference, output) in enumerate(
+                zip(sources, references, outputs, strict=True)
+            )
+        ]
+        if not pairs:
+            return {"sentences": sentences}
+        rates = alignment_error(model, tokenizer, pairs).rates
+        return {"sentences": sentences, "alignment_error": rates}
+
+    return Probe(task, folder, examples, measure)
+
+
+def choose_sentences(model: Any, corpus: Corpus, tokenizer: Tokenizer) -> list[int]:
+    """Rows of a corpus; those whose words change their order most come first."""
+    sources = tokenizer.encode_batch(corpus.sources)
+    targets = tokenizer.target.encode_batch(corpus.targets)
+    lengths = [max(map(len, ids)) for ids in zip(sources, targets, strict=True)]
+    rows = [row for row, length in enumerate(lengths) if 5 <= length <= MAX_TOKENS]
+    if corpus.aligned:
+        aligned = corpus.aligned
+        rows.sort(key=lambda row: -crossings(aligned[row]))
+    maps = model.config.layers * getattr(model.config, "heads", 1) * MAX_TOKENS**2
+    return rows[: max(1, min(MAX_SENTENCES, MAX_MAP_BYTES // maps))]
+
+
+def crossings(pair: Pair) -> int:
+    """Pairs of alignment links that cross: how much the word order changes."""
+    links = sorted(pair.alignment)
+    return sum(a[0] < b[0] and a[1] > b[1] for a in links for b in links)
+
+
+# --- Language models: self-attention ---
+
+
+def language_probe(task: Any, model: Any, folder: Path) -> Probe | None:
+    """Continue prompts of the validation text: the first half of windows of equal length.
+
+    None if the maps of the model are too large, or not of all tokens.
+    """
+    if not isinstance(model, Gpt) or not model.config.attention.exact:
+        return None
+    tokenizer = task.tokenizer
+    windows = choose_windows(model, task.valid.flat, tokenizer)
+    if not windows:
+        return None
+    generator = Generator(model, tokenizer, replace(task.run.decode, beam=1))
+    length, half = len(windows[0]), len(windows[0]) // 2
+    prompts = [window[:half] for window in windows]
+    examples = [
+        {
+            "kind": "language",
+            "source": tokenizer.decode(window[:half]),
+            "target": tokenizer.decode(window[half:]),
+            "source_tokens": tokenizer.subwords(window[:half]),
+            "target_tokens": tokenizer.subwords(window[half:]),
+            "ids": window,
+        }
+        for window in windows
+    ]
+
+    def measure(model: Any) -> Record:
+        outputs = continue_prompts(replace(generator, model=model), prompts, length)
+        written = [[*prompt, *ids] for prompt, ids in zip(prompts, outputs, strict=True)]
+        maps, log_probs = score_texts(model, [*windows, *written])
         sentences = [
             {
                 "text": tokenizer.decode(output),
                 "tokens": tokenizer.subwords(output),
-                "log_probs": log_probs[count + number][half - 1 :],
+                "log_probs": log_probs[len(windows) + number][half - 1 :],
                 "reference_log_probs": log_probs[number],
-                **pack(maps[:, number, :, : self.length, : self.length]),
+                **pack(maps[:, number, :, :length, :length]),
             }
             for number, output in enumerate(outputs)
         ]
         return {"sentences": sentences}
+
+    return Probe(task, folder, examples, measure)
+
+
+def choose_windows(model: Gpt, text: np.ndarray, tokenizer: Tokenizer) -> list[list[int]]:
+    """Windows evenly spaced in a text, each from the beginning of a word."""
+    maps = model.config.layers * model.config.heads
+    # A causal map is half zeros, which take no space.
+    length = min(MAX_WINDOW, model.config.max_length, isqrt(2 * MAX_MAP_BYTES // maps))
+    if length < 6:
+        return []
+    count = min(MAX_PROMPTS, 2 * MAX_MAP_BYTES // (maps * length**2))
+    windows: list[list[int]] = []
+    for part in range(count):
+        begin = part * len(text) // count
+        near = tokenizer.subwords(text[begin : begin + length].tolist())
+        first = [
+            bool(token.strip()) and (token[0].isspace() or not last.strip())
+            for last, token in pairwise(near)
+        ]
+        begin += 1 + first.index(True) if any(first) else 0
+        windows.append(text[begin : begin + length].tolist())
+    return [window for window in windows if len(window) == length]
 
 
 def continue_prompts(
@@ -268,57 +272,63 @@ def continue_prompts(
     return [best[0].tokens if best else [] for best in hypotheses]
 
 
-class ImageProbe(BaseProbe):
-    """Classifies validation pictures, one of each class first.
+# --- Image classifiers: attention to the patches ---
+
+
+def image_probe(task: Any, model: Any, folder: Path) -> Probe | None:
+    """Classify validation pictures, one of each class first.
 
     The attention of a head is that of the class token to the patches; without a class token, the
-    mean over all patches.
+    mean over all patches. None if the maps of one picture are too large.
     """
+    config = model.config
+    count = min(MAX_SENTENCES, MAX_MAP_BYTES // (config.layers * config.heads * config.side**2))
+    if not config.attention.exact or not count:
+        return None
+    _, first = np.unique(task.valid_labels, return_index=True)
+    rest = np.setdiff1d(np.arange(len(task.valid_labels)), first)
+    rows = [*first.tolist(), *rest.tolist()][:count]
+    names = config.head.labels
+    classes = task.valid_labels[rows].tolist()
+    pixels, images = task.valid[rows], task.normalized(rows)
+    every = -(-pixels.shape[-1] // MAX_PICTURE_SIDE)
+    stored = rearrange(pixels[..., ::every, ::every], "n c height width -> n height width c")
+    examples = [
+        {
+            "kind": "images",
+            "label": names[label],
+            "size": list(picture.shape),
+            "pixels": packed(picture),
+        }
+        for label, picture in zip(classes, stored, strict=True)
+    ]
 
-    def __init__(
-        self, pixels: Any, images: Tensor, labels: Sequence[str], folder: Path, train: Train
-    ) -> None:
-        super().__init__(folder, train)
-        self.pixels, self.images, self.labels = pixels, images, labels
-
-    def examples(self) -> list[dict[str, Any]]:
-        every = -(-self.pixels.shape[-1] // MAX_PICTURE_SIDE)
-        stored = rearrange(
-            self.pixels[..., ::every, ::every], "n c height width -> n height width c"
-        )
-        return [
-            {
-                "kind": "images",
-                "label": label,
-                "size": list(picture.shape),
-                "pixels": packed(picture),
-            }
-            for label, picture in zip(self.labels, stored, strict=True)
-        ]
-
-    def measure(self, model: Any) -> dict[str, Any]:
-        config = model.config
-        names = config.head.labels
+    def measure(model: Any) -> Record:
         with capture(model) as maps:
-            images = self.images.to(next(model.parameters()))
-            log_probs = model(images).float().log_softmax(-1).cpu()
+            logits = model(images.to(next(model.parameters())))
+        log_probs = logits.float().log_softmax(-1).cpu()
         weights = torch.stack(maps["self"]).float()  # [layers, b, h, t, s]
         looks = weights[..., 0, 1:] if config.first == "token" else weights.mean(-2)
         looks = rearrange(looks, "l b h (row column) -> b l h row column", row=config.side)
         maxima = looks.amax((-2, -1))
         sentences = []
-        for number, label in enumerate(self.labels):
+        for number, label in enumerate(classes):
             likeliest = log_probs[number].topk(min(MAX_CLASSES, len(names)))
-            rows = zip(likeliest.indices.tolist(), likeliest.values.exp().tolist(), strict=True)
+            shares = zip(likeliest.indices.tolist(), likeliest.values.exp().tolist(), strict=True)
             sentences.append(
                 {
-                    "probabilities": [[names[index], round(share, 4)] for index, share in rows],
-                    "reference_log_probs": [round(float(log_probs[number, names.index(label)]), 4)],
+                    "probabilities": [[names[index], round(share, 4)] for index, share in shares],
+                    "reference_log_probs": [round(float(log_probs[number, label]), 4)],
                     "maxima": [[round(x, 5) for x in row] for row in maxima[number].tolist()],
                     **pack(looks[number] / maxima[number, ..., None, None]),
                 }
             )
         return {"sentences": sentences}
+
+    return Probe(task, folder, examples, measure)
+
+
+# --- Scores and attention as JSON ---
 
 
 def packed(data: Any) -> str:
@@ -364,42 +374,3 @@ def _log_probs(model: nn.Module, logits: Tensor, rows: Sequence[list[int]]) -> l
     log_probs = logits.float().log_softmax(-1).gather(-1, labels[..., None])[..., 0]
     pairs = zip(log_probs.tolist(), rows, strict=True)
     return [[round(value, 4) for value in values[: len(ids)]] for values, ids in pairs]
-
-
-def _settled(task: Any) -> Train:
-    train: Train = task.train.settled(task.per_epoch)
-    return train
-
-
-def translation_probe(task: Any, model: Any, folder: Path) -> TranslationProbe | None:
-    """The probe of a translation task; None if there is nothing to show."""
-    if not has_cross_attention(model):
-        return None
-    # Before it has learned to stop, a model would write to the limit.
-    decode = replace(task.run.decode, beam=1, max_length_ratio=1.0, max_length_extra=6)
-    translator = Translator(model, task.tokenizer, decode, GraphCache())
-    probe = TranslationProbe(translator, task.valid_corpus, folder, _settled(task))
-    return probe if probe.sources else None
-
-
-def language_probe(task: Any, model: Any, folder: Path) -> LanguageProbe | None:
-    """The probe of a language model; None if its maps are too large, or not of all tokens."""
-    if not isinstance(model, Gpt) or not model.config.attention.exact:
-        return None
-    generator = Generator(model, task.tokenizer, replace(task.run.decode, beam=1))
-    probe = LanguageProbe(generator, torch.from_numpy(task.valid.flat), folder, _settled(task))
-    return probe if probe.windows else None
-
-
-def image_probe(task: Any, model: Any, folder: Path) -> ImageProbe | None:
-    """The probe of an image classifier; None if the maps of one picture are too large."""
-    config = model.config
-    count = min(MAX_SENTENCES, MAX_MAP_BYTES // (config.layers * config.heads * config.side**2))
-    if not config.attention.exact or not count:
-        return None
-    _, first = np.unique(task.valid_labels, return_index=True)
-    rest = np.setdiff1d(np.arange(len(task.valid_labels)), first)
-    rows = [*first.tolist(), *rest.tolist()][:count]
-    labels = [config.head.labels[index] for index in task.valid_labels[rows]]
-    images = task.valid[rows], task.normalized(rows)
-    return ImageProbe(*images, labels, folder, _settled(task))
