@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.data.masking import MaskedBatch, mask_tokens
+from manyheads.data.batching import map_tensors
+from manyheads.data.masking import mask_tokens
 from manyheads.models.bert import Bert
 from manyheads.recipes import read_recipe
-from manyheads.tasks.pretraining import masked_pass
+from manyheads.tasks.pretraining import MaskedBatch, masked_losses
 from manyheads.train.loop import precision_of
 from manyheads.train.optimizer import build_optimizer
 
@@ -54,11 +55,12 @@ def a_batch(rows: int, device: torch.device) -> MaskedBatch:
     expected = local.reshape(-1)[where]
     plain = (torch.from_numpy(array) for array in (inputs, where, expected))
     tokens, at, hidden = plain
-    return MaskedBatch(tokens, None, None, at, hidden, None, local.size).to(device)
+    batch = MaskedBatch(tokens, None, None, at, hidden, None, local.size, len(at))
+    return map_tensors(batch, lambda x: x.to(device))
 
 
 def at_the_places(model: Bert, batch: MaskedBatch) -> Tensor:
-    loss = masked_pass(model, batch).losses["masked"]
+    loss = masked_losses(model, batch)["masked"]
     return loss.objective / loss.count
 
 

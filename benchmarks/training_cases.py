@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.data.batching import Batches, Ragged
-from manyheads.data.masking import MaskedBatch
 from manyheads.data.translation import Batch
 from manyheads.models.gpt import GptConfig
 from manyheads.presets import preset
 from manyheads.tasks.language import LanguageBatch, language_loss
-from manyheads.tasks.pretraining import masked_pass
+from manyheads.tasks.pretraining import MaskedBatch, masked_losses
 from manyheads.tasks.translation import MULTIPLE, translation_loss
 from manyheads.train.step import Loss
 
@@ -139,7 +138,7 @@ def bert(rows: int, length: int, tiny: bool) -> Case:
         segments = (torch.arange(length) >= length // 2).long().expand(rows, -1).contiguous()
         other = torch.from_numpy(random.integers(0, 2, rows))
         at = torch.from_numpy(places)
-        batch = MaskedBatch(tokens, None, segments, at, expected, other, rows * length)
+        batch = MaskedBatch(tokens, None, segments, at, expected, other, rows * length, len(at))
         drawn.append(batch.padded(64))
 
     def their_model() -> nn.Module:
@@ -158,7 +157,7 @@ def bert(rows: int, length: int, tiny: bool) -> Case:
 
     def feed(batch: MaskedBatch) -> Feed:
         labels = torch.full((rows * length,), -100)
-        labels[batch.positions[: batch.predictions]] = batch.labels[: batch.predictions]
+        labels[batch.positions[: batch.count]] = batch.labels[: batch.count]
         inputs = {"input_ids": batch.tokens, "token_type_ids": batch.segments}
         inputs |= {"labels": labels.view(rows, length), "next_sentence_label": batch.other}
         return inputs, rows * length  # type: ignore[return-value]
@@ -166,8 +165,8 @@ def bert(rows: int, length: int, tiny: bool) -> Case:
     return Case(
         config,
         drawn,
-        lambda model, batch: masked_pass(model, batch).losses,
-        lambda batch: (batch.size, {"masked": batch.predictions, "next_sentence": rows}),
+        masked_losses,
+        lambda batch: (batch.size, {"masked": batch.count, "next_sentence": rows}),
         their_model,
         lambda: {THEIRS: [feed(batch) for batch in drawn]},
         dict.fromkeys((OURS, THEIRS), DRAWN),

@@ -1,5 +1,7 @@
 """Masked rows: next-sentence pairs, special tokens, and which rows come when."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tests.data.helpers import is_close, refusal
@@ -10,12 +12,14 @@ from manyheads.data.masking import (
     MASKING,
     TEXTS,
     Masked,
-    MaskedText,
     ReplacedToken,
     Rng,
     SentencePairs,
 )
 from manyheads.errors import DataError
+from manyheads.models.bert import BertConfig
+from manyheads.tasks.pretraining import MaskedWindows
+from manyheads.tasks.spec import RunSettings
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Characters, Words
 
@@ -128,6 +132,12 @@ def test_documents_of_one_sentence_are_left_out(letters: Tokenizer) -> None:
         assert "data.lines=sentences" in message
 
 
+def windows_of(texts: Texts, tokenizer: Tokenizer, objective: Any) -> MaskedWindows:
+    run = RunSettings()
+    run.objective, run.model = objective, BertConfig(max_length=LENGTH)
+    return MaskedWindows(texts, tokenizer, run)
+
+
 def seeded(*seeds: int) -> Rng:
     """A generator for pairing and one for masking."""
     return dict(zip((TEXTS, MASKING), map(np.random.default_rng, seeds), strict=True)).__getitem__
@@ -135,7 +145,7 @@ def seeded(*seeds: int) -> Rng:
 
 def test_a_pair_in_its_frame_token_by_token(texts: Texts, tokenizer: Tokenizer) -> None:
     """<cls> first <sep> second <sep>; segment 1 begins after the first <sep>."""
-    data = MaskedText(texts, tokenizer, PAIRS, max_length=LENGTH)
+    data = windows_of(texts, tokenizer, PAIRS)
     assert data.pairs is not None
     rows = data.rows(np.arange(40), seeded(3, 4))
     first, second, is_next = data.pairs.draw(40, np.random.default_rng(3))
@@ -169,7 +179,7 @@ def test_a_pair_in_its_frame_token_by_token(texts: Texts, tokenizer: Tokenizer) 
 def test_no_special_token_is_masked(
     objective: Masked | ReplacedToken, texts: Texts, tokenizer: Tokenizer
 ) -> None:
-    data = MaskedText(texts, tokenizer, objective, max_length=LENGTH)
+    data = windows_of(texts, tokenizer, objective)
     for row in data.rows(np.arange(100), seeded(1, 2)):
         special = np.isin(row.tokens, [tokenizer.classify, tokenizer.separator])
         assert special.any()

@@ -11,19 +11,19 @@ from tests.tasks.small_texts import trainer, write_texts
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.data.masking import MaskedBatch
 from manyheads.models.bert import Bert, BertConfig, NextSentence
 from manyheads.models.electra import Electra
 from manyheads.models.heads import Detect, Masked, Pooler
 from manyheads.nn.layers import EmbeddingConfig
 from manyheads.tasks.pretraining import (
+    MaskedBatch,
     MaskedTask,
     MaskedWindows,
-    PassResult,
     masked_loss,
-    masked_pass,
-    replaced_pass,
+    masked_losses,
+    replaced_losses,
 )
+from manyheads.train.step import Loss
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tied": {},
@@ -43,7 +43,8 @@ def make_batch(rows: int = 3, length: int = 7, *, padded: bool = False) -> Maske
         positions = positions[mask.flatten()[positions]]
     size = rows * length if mask is None else int(mask.sum())
     other = torch.arange(rows) % 2
-    return MaskedBatch(tokens, mask, tokens % 2, positions, labels[positions], other, size)
+    labels, count = labels[positions], len(positions)
+    return MaskedBatch(tokens, mask, tokens % 2, positions, labels, other, size, count)
 
 
 def gradients(loss: Tensor, model: nn.Module) -> list[Tensor]:
@@ -87,16 +88,15 @@ def test_a_pair_has_two_terms() -> None:
     config = tiny(BertConfig, pooler=Pooler(), next_sentence=NextSentence(), embed=embed)
     model: Bert = config.build().double()
     batch = make_batch(padded=True)
-    result = masked_pass(model, batch)
-    counts = {name: loss.count for name, loss in result.losses.items()}
+    losses = masked_losses(model, batch)
+    counts = {name: loss.count for name, loss in losses.items()}
     assert counts == {"masked": len(batch.positions), "next_sentence": 3}
     hidden = model.hidden(batch.tokens, batch.real, batch.segments)
     logits = model.next_sentence_logits(hidden, batch.real)
     assert batch.other is not None
     expected = F.cross_entropy(logits, batch.other, reduction="sum")
-    torch.testing.assert_close(result.losses["next_sentence"].objective.double(), expected)
-    correct = int((logits.argmax(1) == batch.other).sum())
-    assert int(result.correct["next_sentence"]) == correct
+    torch.testing.assert_close(losses["next_sentence"].objective.double(), expected)
+    assert losses["next_sentence"].correct == (logits.argmax(1) == batch.other).sum()
 
 
 # --- ELECTRA ---
@@ -118,7 +118,7 @@ def test_a_token_is_replaced_if_the_sample_differs(
     monkeypatch.setattr(torch, "multinomial", lambda chances, count: samples[:, None])
     seen: list[Tensor] = []
     model.model.register_forward_hook(lambda module, inputs, out: seen.extend([inputs[0], out]))
-    result = replaced_pass(model, batch, weight=50.0)
+    losses = replaced_losses(model, batch, weight=50.0)
     tokens, logits = seen
     expected = batch.tokens.flatten().clone()
     expected[batch.positions] = samples
@@ -127,18 +127,18 @@ def test_a_token_is_replaced_if_the_sample_differs(
     is_replaced[batch.positions[1::2]] = 1.0
     mask = torch.ones_like(tokens, dtype=torch.bool) if batch.real is None else batch.real
     outputs, targets = logits.float()[mask], is_replaced.view_as(tokens)[mask]
-    loss = result.losses["replaced"]
+    loss = losses["replaced"]
     total = F.binary_cross_entropy_with_logits(outputs, targets, reduction="sum")
     torch.testing.assert_close(loss.objective, total)
     assert (loss.count, loss.weight) == (int(mask.sum()), 50.0)
-    assert int(result.correct["replaced"]) == int(((outputs > 0) == (targets > 0)).sum())
-    generator = result.losses["masked"]
+    assert loss.correct == ((outputs > 0) == (targets > 0)).sum()
+    generator = losses["masked"]
     assert (generator.count, generator.weight) == (len(batch.positions), 1.0)
 
 
 def test_the_detector_trains_only_shared_tables_of_the_generator() -> None:
     model, batch = electra(), make_batch()
-    loss = replaced_pass(model, batch, weight=50.0).losses["replaced"].objective
+    loss = replaced_losses(model, batch, weight=50.0)["replaced"].objective
     parameters = list(model.generator.parameters())
     assert parameters
     grads = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
@@ -169,21 +169,22 @@ def test_validation_counts_all_rows_and_does_not_depend_on_the_seed(
     texts = write_texts(tmp_path / "texts", 120)
     actual = trainer(name, texts, tmp_path / "run", "data.held_out=0.5")
     assert isinstance(actual.task, MaskedTask)
-    passes: list[tuple[MaskedBatch, PassResult]] = []
-    forward = MaskedWindows.forward
+    passes: list[tuple[MaskedBatch, dict[str, Loss]]] = []
+    losses_of = MaskedWindows.losses
 
-    def record(self: MaskedWindows, model: nn.Module, batch: MaskedBatch) -> PassResult:
-        passes.append((batch, forward(self, model, batch)))
+    def record(self: MaskedWindows, model: nn.Module, batch: MaskedBatch) -> dict[str, Loss]:
+        passes.append((batch, losses_of(self, model, batch)))
         return passes[-1][1]
 
-    monkeypatch.setattr(MaskedWindows, "forward", record)
+    monkeypatch.setattr(MaskedWindows, "losses", record)
     torch.manual_seed(1)
     first = actual.task.validate(actual.model)
     assert len(passes) > 1
     assert passes[0][0].positions.tolist() != passes[1][0].positions.tolist()
-    [term] = passes[0][1].correct
-    correct = sum(int(result.correct[term]) for _, result in passes)
-    count = sum(result.losses[term].count for _, result in passes)
+    [term] = [name for name, loss in passes[0][1].items() if loss.correct is not None]
+    terms = [losses[term] for _, losses in passes]
+    correct = sum(int(loss.correct) for loss in terms if loss.correct is not None)
+    count = sum(loss.count for loss in terms)
     assert first[f"{term}_accuracy"] == correct / count
     torch.manual_seed(2)
     assert actual.task.validate(actual.model) == first

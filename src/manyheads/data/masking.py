@@ -1,27 +1,19 @@
-"""Pretraining objectives: their settings, how each corrupts token ids, and rows of masked text.
+"""Pretraining objectives: their settings, and how each corrupts token ids.
 
 Randomness is passed in as a Generator, so that the corruption of a step is a pure function of
 (seed, step).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Int
-from torch import Tensor
-from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 
 from manyheads.config import Between, Fraction, Positive, Probability
-from manyheads.data.batching import IGNORE_INDEX, Rows, map_tensors
-from manyheads.data.language import EncodedText, Texts, room_for_text
+from manyheads.data.language import EncodedText, Texts
 from manyheads.errors import DataError, UserError
-from manyheads.tokenizer.tokenizer import Tokenizer
-
-Tokens = Int[np.ndarray, " _"]  # any number of tokens: texts may differ in length
 
 Rate = Annotated[
     float, Between(0, 1, open_low=True, open_high=True), "Fraction of the tokens to predict"
@@ -90,6 +82,10 @@ class ReplacedToken:
         float, Between(0, 1, open_low=True), "Width of the generator, relative to the model"
     ] = 0.25
     weight: Annotated[Positive, "Weight of the detection loss; the generator's is 1"] = 50.0
+    # The generator fills in masks only, in windows.
+    mask_fraction: ClassVar[float] = 1.0
+    random_fraction: ClassVar[float] = 0.0
+    pairs: ClassVar[str] = "none"
     kind: ClassVar[str] = "replaced-token"
     OLD_KINDS: ClassVar[tuple[str, ...]] = ("replaced",)
     RENAMED: ClassVar[dict[str, str]] = {"generator_share": "generator_fraction"}
@@ -258,11 +254,6 @@ def infill(
     return np.insert(tokens[outside], outside_before[starts], mask)
 
 
-def permute(sentences: list[Tokens], random: np.random.Generator) -> list[Tokens]:
-    """The sentences of a text in random order."""
-    return [sentences[index] for index in random.permutation(len(sentences))]
-
-
 def delete(
     tokens: Int[np.ndarray, " t"], random: np.random.Generator, *, rate: float
 ) -> Int[np.ndarray, " s"]:
@@ -276,49 +267,6 @@ def delete(
 Positions = Int[np.ndarray, " rows"]  # in the stream
 
 
-@dataclass(frozen=True)
-class MaskedBatch:
-    """Texts with masked tokens: `positions` of these in the flattened rows, and their `labels`.
-
-    `other` are the labels of next-sentence prediction: 1 if the second text is from elsewhere.
-    `size` counts tokens without padding, `count` the predictions that `padded` did not add.
-    """
-
-    tokens: Int[Tensor, "b t"]
-    real: Bool[Tensor, "b t"] | None
-    segments: Int[Tensor, "b t"] | None
-    positions: Int[Tensor, " n"]
-    labels: Int[Tensor, " n"]
-    other: Int[Tensor, " b"] | None
-    size: int
-    count: int | None = None
-
-    @property
-    def predictions(self) -> int:
-        return len(self.positions) if self.count is None else self.count
-
-    def padded(self, multiple: int) -> "MaskedBatch":
-        """The same with a multiple of positions, so that shapes repeat."""
-        missing = -len(self.positions) % multiple
-        positions = F.pad(self.positions, (0, missing))
-        labels = F.pad(self.labels, (0, missing), value=IGNORE_INDEX)
-        return replace(self, positions=positions, labels=labels, count=self.predictions)
-
-    def to(self, device: torch.device) -> "MaskedBatch":
-        return map_tensors(self, lambda x: x.to(device, non_blocking=True))
-
-
-@dataclass(frozen=True)
-class MaskedRow:
-    """A text in its special tokens: the original `tokens`, and the masked `inputs`."""
-
-    tokens: Tokens
-    inputs: Tokens
-    chosen: Bool[np.ndarray, " _"]  # to be predicted
-    segments: Tokens  # 0 in the first text, 1 in the second
-    is_next: bool | None  # for pairs: the second text follows the first
-
-
 class Run(NamedTuple):
     """Consecutive tokens of the stream in each row."""
 
@@ -328,10 +276,6 @@ class Run(NamedTuple):
     @property
     def size(self) -> Positions:
         return self.stop - self.start
-
-    def spans(self) -> list[tuple[int, int]]:
-        """(start, stop) of each row."""
-        return list(zip(self.start.tolist(), self.stop.tolist(), strict=True))
 
 
 class SentencePairs:
@@ -397,84 +341,3 @@ class SentencePairs:
         first, size = self._first[sentence], self._last[sentence] - self._first[sentence] + 1
         index = random.integers(0, len(self._starts) - size)
         return np.where(index < first, index, index + size)
-
-
-class MaskedText:
-    """A text from which masked rows are drawn: windows, or pairs of sentences."""
-
-    def __init__(
-        self,
-        texts: Texts,
-        tokenizer: Tokenizer,
-        objective: Masked | ReplacedToken,
-        *,
-        max_length: int,
-    ) -> None:
-        self.objective, self.tokenizer, self.max_length = objective, tokenizer, max_length
-        self.before, self.after = tokenizer.frame()
-        self.text = EncodedText(texts, tokenizer, ends=False)
-        pairs = isinstance(objective, Masked) and objective.pairs == "next-sentence"
-        special_tokens = len(self.before) + len(self.after) * (2 if pairs else 1)
-        self.length = room_for_text(max_length, special_tokens)
-        self.pairs = SentencePairs(self.text, texts, room=self.length) if pairs else None
-
-    def rows(self, starts: Rows, rng: Rng) -> list[MaskedRow]:
-        """Masked windows at `starts`; for next-sentence prediction as many drawn pairs instead."""
-        runs: list[Run] = [Run(starts, starts + self.length)]
-        is_next: list[bool | None] = [None] * len(starts)
-        if self.pairs is not None:
-            first, second, follows = self.pairs.draw(len(starts), rng(TEXTS))
-            runs, is_next = [first, second], follows.tolist()
-        framed = [self._frame(*spans) for spans in zip(*(run.spans() for run in runs), strict=True)]
-        tokens, is_text, segments = zip(*framed, strict=True)
-        # ELECTRA's generator fills in masks only.
-        objective, fractions = self.objective, (1.0, 0.0)
-        if isinstance(objective, Masked):
-            fractions = (objective.mask_fraction, objective.random_fraction)
-        inputs, chosen = mask_tokens(
-            _pad(tokens, self.tokenizer.pad).numpy(),
-            _pad(is_text, False).numpy(),
-            rng(MASKING),
-            rate=objective.rate,
-            mask_fraction=fractions[0],
-            random_fraction=fractions[1],
-            mask=self.tokenizer.mask,
-            ordinary=self.tokenizer.ordinary,
-        )
-        return [
-            MaskedRow(ids, inputs[n, : len(ids)], chosen[n, : len(ids)], segments[n], is_next[n])
-            for n, ids in enumerate(tokens)
-        ]
-
-    def _frame(self, *spans: tuple[int, int]) -> tuple[Tokens, Bool[np.ndarray, " _"], Tokens]:
-        """One or two spans of the stream in special tokens: ids, which are text, segments."""
-        count = len(self.before)
-        tokens, is_text, segments = [*self.before], [False] * count, [0] * count
-        for segment, (start, stop) in enumerate(spans):
-            tokens += [*self.text.flat[start:stop].tolist(), *self.after]
-            is_text += [True] * (stop - start) + [False] * len(self.after)
-            segments += [segment] * (stop - start + len(self.after))
-        return np.array(tokens), np.array(is_text), np.array(segments)
-
-    def batch(self, rows: Sequence[MaskedRow]) -> MaskedBatch:
-        """Rows padded to the longest."""
-        pad = self.tokenizer.pad
-        tokens, inputs = (
-            _pad([getattr(row, name) for row in rows], pad) for name in ("tokens", "inputs")
-        )
-        chosen = _pad([row.chosen for row in rows], False)
-        lengths = torch.tensor([len(row.tokens) for row in rows])
-        real = torch.arange(tokens.shape[1]) < lengths[:, None]
-        return MaskedBatch(
-            inputs,
-            None if bool(real.all()) else real,
-            _pad([row.segments for row in rows], 0) if self.pairs else None,
-            chosen.flatten().nonzero()[:, 0],
-            tokens[chosen],
-            torch.tensor([int(not row.is_next) for row in rows]) if self.pairs else None,
-            int(lengths.sum()),
-        )
-
-
-def _pad(rows: Sequence[np.ndarray], value: int | bool) -> Tensor:
-    return pad_sequence([torch.from_numpy(row) for row in rows], True, value)

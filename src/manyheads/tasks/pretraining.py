@@ -11,40 +11,33 @@ Bidirectional language models (ELMo), each token from all before it and from all
     L = −Σ_k (log P(t_k | t_1, …, t_{k−1}) + log P(t_k | t_{k+1}, …, t_n))    (Peters et al. 2018)
 """
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from manyheads.baselines.elmo import Elmo, ElmoConfig
 from manyheads.config import dump, kinds_of
-from manyheads.data.batching import Ragged, Rows, map_tensors, split
+from manyheads.data import masking
+from manyheads.data.batching import IGNORE_INDEX, Ragged, Rows, map_tensors, split
 from manyheads.data.language import EncodedText, TextData, Texts, gather, room_for_text
 from manyheads.data.masking import (
-    CORRUPTION,
-    HELD_OUT,
     Bidirectional,
     Denoising,
     Masked,
-    MaskedBatch,
-    MaskedText,
     ReplacedToken,
     Rng,
+    Run,
     SpanCorruption,
-    corrupt_spans,
-    delete,
-    infill,
     make_rng,
-    permute,
-    sample_spans,
-    span_sizes,
 )
 from manyheads.data.translation import Batch
 from manyheads.decode.beam import SpecialTokens
@@ -71,13 +64,7 @@ from manyheads.train.step import Loss, cross_entropy
 HELD_OUT_SEED, HELD_OUT_ROWS = 0, 32
 MULTIPLE = 64  # of masked positions in a batch on a GPU: few shapes to capture as CUDA graphs
 
-
-@dataclass(frozen=True)
-class PassResult:
-    """The loss terms of a forward pass, and the number of correct binary predictions by term."""
-
-    losses: dict[str, Loss]
-    correct: dict[str, Tensor] = field(default_factory=dict)
+Tokens = Int[np.ndarray, " _"]  # any number of tokens: texts may differ in length
 
 
 class ObjectiveText(Generic[B]):
@@ -94,7 +81,7 @@ class ObjectiveText(Generic[B]):
     batch: Callable[[Sequence[Any]], B]
     tokens: Callable[[B], int]
     counts: Callable[[B], dict[str, int]]
-    forward: Callable[..., PassResult]  # (model, batch, smoothing=0.0)
+    losses: Callable[..., dict[str, Loss]]  # (model, batch, smoothing=0.0)
     signature: Callable[[], str]  # describes the perplexity
 
     @torch.no_grad()
@@ -103,31 +90,29 @@ class ObjectiveText(Generic[B]):
         model.eval()
         device = next(model.parameters()).device
         torch.manual_seed(HELD_OUT_SEED)  # for samples of ELECTRA's generator
-        sums: dict[str, float] = {}
-        counts: Counter[str] = Counter()
-        correct: Counter[str] = Counter()
-        weights: dict[str, float] = {}
+        nll, weights = defaultdict[str, float](float), dict[str, float]()
+        counts, correct = Counter[str](), Counter[str]()
         starts = np.arange(self.text.count_windows(self.length)) * self.length
         for begin in range(0, len(starts), HELD_OUT_ROWS):
             batch = self._held_out_batch(starts[begin : begin + HELD_OUT_ROWS], begin)
-            result = self.forward(model, map_tensors(batch, lambda x: x.to(device)))
-            for name, loss in result.losses.items():
-                sums[name] = sums.get(name, 0.0) + float(loss.nll)
+            losses = self.losses(model, map_tensors(batch, lambda x: x.to(device)))
+            for name, loss in losses.items():
+                nll[name] += float(loss.nll)
                 counts[name] += loss.count
                 weights[name] = loss.weight
-            for name, count in result.correct.items():
-                correct[name] += int(count)
-        means = {name: sums[name] / max(1, counts[name]) for name in sums}
+                if loss.correct is not None:
+                    correct[name] += int(loss.correct)
+        means = {name: nll[name] / max(1, counts[name]) for name in nll}
         scores = {"loss": sum(weights[name] * mean for name, mean in means.items())}
         if len(means) > 1:
             scores |= {f"{name}_loss": mean for name, mean in means.items()}
-        first = next(iter(sums))  # predicts tokens
+        first = next(iter(nll))  # predicts tokens
         if counts[first]:
-            scores["perplexity"] = perplexity(sums[first], counts[first])
+            scores["perplexity"] = perplexity(nll[first], counts[first])
         return scores | {f"{name}_accuracy": correct[name] / counts[name] for name in correct}
 
     def _held_out_batch(self, starts: Rows, number: int) -> B:
-        random = make_rng(HELD_OUT_SEED, HELD_OUT, number)
+        random = make_rng(HELD_OUT_SEED, masking.HELD_OUT, number)
         return self.batch(self.rows(starts, lambda purpose: random))
 
 
@@ -146,14 +131,10 @@ class PretrainingTask(WindowTask[B]):
 
     def micro_batches(self, step: int) -> list[B]:
         data, starts, seed = self.data, self.rows(step), self.run.seed
-        if data.is_static:
-            rngs = [
-                (starts[n : n + 1], partial(make_rng, seed, number=int(start)))
-                for n, start in enumerate(starts)
-            ]
-        else:
-            rngs = [(starts, partial(make_rng, seed, number=step))]
-        rows = [row for part, rng in rngs for row in data.rows(part, rng)]
+        rows: list[Any] = []
+        for group in np.split(starts, len(starts)) if data.is_static else [starts]:
+            number = int(group[0]) if data.is_static else step
+            rows += data.rows(group, partial(make_rng, seed, number=number))
         parts = split(np.arange(len(rows)), self.train.accumulate)
         return [data.batch([rows[index] for index in part]) for part in parts]
 
@@ -164,7 +145,7 @@ class PretrainingTask(WindowTask[B]):
         return self.data.counts(batch)
 
     def losses(self, model: Any, batch: B) -> dict[str, Loss]:
-        return self.data.forward(model, batch, self.train.label_smoothing).losses
+        return self.data.losses(model, batch, self.train.label_smoothing)
 
     def validate(self, model: Any) -> dict[str, float]:
         return self.valid.scores(model)
@@ -186,6 +167,31 @@ def evaluate(
 # --- masked and replaced-token ---
 
 
+@dataclass(frozen=True)
+class MaskedBatch:
+    """Texts with masked tokens: `positions` of these in the flattened rows, and their `labels`.
+
+    `other` are the labels of next-sentence prediction: 1 if the second text is from elsewhere.
+    `size` counts tokens without padding, `count` the predictions that `padded` did not add.
+    """
+
+    tokens: Int[Tensor, "b t"]
+    real: Bool[Tensor, "b t"] | None
+    segments: Int[Tensor, "b t"] | None
+    positions: Int[Tensor, " n"]
+    labels: Int[Tensor, " n"]
+    other: Int[Tensor, " b"] | None
+    size: int
+    count: int
+
+    def padded(self, multiple: int) -> "MaskedBatch":
+        """The same with a multiple of positions, so that shapes repeat."""
+        missing = -len(self.positions) % multiple
+        positions = F.pad(self.positions, (0, missing))
+        labels = F.pad(self.labels, (0, missing), value=IGNORE_INDEX)
+        return replace(self, positions=positions, labels=labels)
+
+
 def masked_loss(model: Bert, hidden: Tensor, batch: MaskedBatch, smoothing: float = 0.0) -> Loss:
     """−log P of the masked tokens; the output layer is computed at their positions only."""
     head: Any = model.head
@@ -196,28 +202,27 @@ def masked_loss(model: Bert, hidden: Tensor, batch: MaskedBatch, smoothing: floa
         batch.labels,
         bias=head.output.bias,
         smoothing=smoothing,
-        count=batch.predictions,
+        count=batch.count,
     )
 
 
-def next_sentence_loss(logits: Tensor, is_random: Tensor) -> Loss:
-    """−log P of whether the second text follows (class 0) or is from elsewhere (class 1)."""
-    total = F.cross_entropy(logits.float(), is_random, reduction="sum")
-    return Loss(total, total.detach(), len(is_random))
+def masked_losses(model: Bert, batch: MaskedBatch, smoothing: float = 0.0) -> dict[str, Loss]:
+    """Masked language modelling and, if the texts are pairs, next-sentence prediction.
 
-
-def masked_pass(model: Bert, batch: MaskedBatch, smoothing: float = 0.0) -> PassResult:
-    """Masked language modelling, with next-sentence prediction if the texts are pairs."""
+    −log P of whether the second text follows (class 0) or is from elsewhere (class 1).
+    """
     hidden = model.hidden(batch.tokens, batch.real, batch.segments)
     losses = {"masked": masked_loss(model, hidden, batch, smoothing)}
     if batch.other is None:
-        return PassResult(losses)
+        return losses
     logits = model.next_sentence_logits(hidden, batch.real)
-    losses["next_sentence"] = next_sentence_loss(logits, batch.other)
-    return PassResult(losses, {"next_sentence": (logits.argmax(-1) == batch.other).sum()})
+    total = F.cross_entropy(logits.float(), batch.other, reduction="sum")
+    correct = (logits.argmax(-1) == batch.other).sum()
+    next_sentence = Loss(total, total.detach(), len(batch.other), correct=correct)
+    return losses | {"next_sentence": next_sentence}
 
 
-def replaced_pass(model: Electra, batch: MaskedBatch, weight: float) -> PassResult:
+def replaced_losses(model: Electra, batch: MaskedBatch, weight: float) -> dict[str, Loss]:
     """The generator's loss at the masks, and the model's at every token: was it replaced?"""
     hidden = model.generator.hidden(batch.tokens, batch.real, batch.segments)
     masked = masked_loss(model.generator, hidden, batch)
@@ -232,33 +237,104 @@ def replaced_pass(model: Electra, batch: MaskedBatch, weight: float) -> PassResu
     if batch.real is not None:
         losses, correct = losses * batch.real, correct & batch.real
     total = losses.sum()
-    detection = Loss(total, total.detach(), batch.size, weight)
-    return PassResult({"masked": masked, "replaced": detection}, {"replaced": correct.sum()})
+    detection = Loss(total, total.detach(), batch.size, weight, correct.sum())
+    return {"masked": masked, "replaced": detection}
 
 
-class MaskedWindows(MaskedText, ObjectiveText[MaskedBatch]):
-    """Text for masked language modelling, or for replaced-token detection."""
+class MaskedRow(NamedTuple):
+    """A text in its special tokens: the original `tokens`, and the masked `inputs`."""
+
+    tokens: Tokens
+    inputs: Tokens
+    chosen: Bool[np.ndarray, " _"]  # to be predicted
+    segments: Tokens  # 0 in the first text, 1 in the second
+    is_next: bool  # the second text follows the first
+
+
+class MaskedWindows(ObjectiveText[MaskedBatch]):
+    """Text for masked language modelling, or for replaced-token detection.
+
+    A row is a window, or for next-sentence prediction a drawn pair of texts.
+    """
 
     def __init__(self, texts: Texts, tokenizer: Tokenizer, run: RunSettings) -> None:
-        objective: Masked | ReplacedToken = run.objective or Masked()
-        super().__init__(texts, tokenizer, objective, max_length=run.model.max_length)
-        self.is_static = objective.masking == "static"
+        self.objective: Masked | ReplacedToken = run.objective or Masked()
+        self.is_static = self.objective.masking == "static"
+        self.tokenizer, self.max_length = tokenizer, run.model.max_length
+        self.before, self.after = tokenizer.frame()
+        self.text = EncodedText(texts, tokenizer, ends=False)
+        pairs = self.objective.pairs == "next-sentence"
+        special_tokens = len(self.before) + len(self.after) * (2 if pairs else 1)
+        self.length = room_for_text(self.max_length, special_tokens)
+        self.pairs = masking.SentencePairs(self.text, texts, room=self.length) if pairs else None
+
+    def rows(self, starts: Rows, rng: Rng) -> list[MaskedRow]:
+        """Masked windows at `starts`, or as many pairs."""
+        runs, is_next = [Run(starts, starts + self.length)], np.zeros(len(starts), dtype=np.bool_)
+        if self.pairs is not None:
+            *runs, is_next = self.pairs.draw(len(starts), rng(masking.TEXTS))
+        framed = [self._frame(runs, row) for row in range(len(starts))]
+        tokens, is_text, segments = zip(*framed, strict=True)
+        objective, tokenizer = self.objective, self.tokenizer
+        inputs, chosen = masking.mask_tokens(
+            _pad(tokens, tokenizer.pad).numpy(),
+            _pad(is_text, False).numpy(),
+            rng(masking.MASKING),
+            rate=objective.rate,
+            mask_fraction=objective.mask_fraction,
+            random_fraction=objective.random_fraction,
+            mask=tokenizer.mask,
+            ordinary=tokenizer.ordinary,
+        )
+        return [
+            MaskedRow(ids, inputs[n, : len(ids)], chosen[n, : len(ids)], segments[n], is_next[n])
+            for n, ids in enumerate(tokens)
+        ]
+
+    def _frame(self, runs: list[Run], row: int) -> tuple[Tokens, Bool[np.ndarray, " _"], Tokens]:
+        """The runs of a row in special tokens: ids, which are text, segments."""
+        count = len(self.before)
+        tokens, is_text, segments = [*self.before], [False] * count, [0] * count
+        for segment, run in enumerate(runs):
+            text = self.text.flat[run.start[row] : run.stop[row]].tolist()
+            tokens += [*text, *self.after]
+            is_text += [True] * len(text) + [False] * len(self.after)
+            segments += [segment] * (len(text) + len(self.after))
+        return np.array(tokens), np.array(is_text), np.array(segments)
+
+    def batch(self, rows: Sequence[MaskedRow]) -> MaskedBatch:
+        """Rows padded to the longest."""
+        tokens, inputs, chosen, segments, is_next = zip(*rows, strict=True)
+        labels, mask = _pad(tokens, self.tokenizer.pad), _pad(chosen, False)
+        lengths = torch.tensor([len(ids) for ids in tokens])
+        real = torch.arange(labels.shape[1]) < lengths[:, None]
+        positions = mask.flatten().nonzero()[:, 0]
+        return MaskedBatch(
+            _pad(inputs, self.tokenizer.pad),
+            None if bool(real.all()) else real,
+            _pad(segments, 0) if self.pairs else None,
+            positions,
+            labels[mask],
+            torch.tensor([int(not follows) for follows in is_next]) if self.pairs else None,
+            int(lengths.sum()),
+            len(positions),
+        )
 
     def tokens(self, batch: MaskedBatch) -> int:
         return batch.size
 
     def counts(self, batch: MaskedBatch) -> dict[str, int]:
-        counts = {"masked": batch.predictions}
+        counts = {"masked": batch.count}
         if isinstance(self.objective, ReplacedToken):
             counts["replaced"] = batch.size
         elif batch.other is not None:
             counts["next_sentence"] = len(batch.tokens)
         return counts
 
-    def forward(self, model: Any, batch: MaskedBatch, smoothing: float = 0.0) -> PassResult:
+    def losses(self, model: Any, batch: MaskedBatch, smoothing: float = 0.0) -> dict[str, Loss]:
         if isinstance(self.objective, ReplacedToken):
-            return replaced_pass(model, batch, self.objective.weight)
-        return masked_pass(model, batch, smoothing)
+            return replaced_losses(model, batch, self.objective.weight)
+        return masked_losses(model, batch, smoothing)
 
     def signature(self) -> str:
         objective, tokenizer = self.objective, self.tokenizer
@@ -268,6 +344,10 @@ class MaskedWindows(MaskedText, ObjectiveText[MaskedBatch]):
             f"mask:{objective.mask_fraction}|random:{objective.random_fraction}|unit:pieces|"
             f"pairs:{objective.pairs}|length:{self.max_length}|hidden by seed {HELD_OUT_SEED}"
         )
+
+
+def _pad(rows: Sequence[np.ndarray], value: int | bool) -> Tensor:
+    return pad_sequence([torch.from_numpy(row) for row in rows], True, value)
 
 
 class MaskedTask(PretrainingTask[MaskedBatch]):
@@ -376,14 +456,14 @@ class CorruptedText(ObjectiveText[Batch]):
 
     def rows(self, starts: Rows, rng: Rng) -> list[tuple[list[int], list[int]]]:
         """The source and the target of each window."""
-        objective, random = self.run.objective, rng(CORRUPTION)
+        objective, random = self.run.objective, rng(masking.CORRUPTION)
         windows = gather(self.text.flat, starts, self.length)
-        sources: Sequence[np.ndarray]
-        targets: Sequence[np.ndarray] = list(windows)
+        sources: Iterable[np.ndarray]
+        targets: Iterable[np.ndarray] = windows
         if isinstance(objective, SpanCorruption):
             rates = {"rate": objective.rate, "mean_length": objective.mean_length}
-            masked = sample_spans(len(windows), self.length, random, **rates)
-            sources, targets = map(list, corrupt_spans(windows, masked, self.sentinels))
+            masked = masking.sample_spans(len(windows), self.length, random, **rates)
+            sources, targets = masking.corrupt_spans(windows, masked, self.sentinels)
         else:
             pairs = zip(starts.tolist(), windows, strict=True)
             sources = [self._add_noise(objective, start, window, random) for start, window in pairs]
@@ -403,12 +483,14 @@ class CorruptedText(ObjectiveText[Batch]):
         if objective.permute_sentences:
             edges = self.text.sentence_starts
             first, last = np.searchsorted(edges, (start + 1, start + len(row)))
-            row = np.concatenate(permute(np.split(row, edges[first:last] - start), random))
+            sentences = np.split(row, edges[first:last] - start)
+            order = random.permutation(len(sentences))
+            row = np.concatenate([sentences[index] for index in order])
         if objective.delete_rate:
-            row = delete(row, random, rate=objective.delete_rate)
+            row = masking.delete(row, random, rate=objective.delete_rate)
         if objective.infill_rate:
             rates = {"rate": objective.infill_rate, "mean_length": objective.mean_length}
-            row = infill(row, random, **rates, mask=self.tokenizer.mask)
+            row = masking.infill(row, random, **rates, mask=self.tokenizer.mask)
         return row[: self.length]  # masks for empty spans may have made it longer
 
     def tokens(self, batch: Batch) -> int:
@@ -417,8 +499,8 @@ class CorruptedText(ObjectiveText[Batch]):
     def counts(self, batch: Batch) -> dict[str, int]:
         return {"tokens": batch.target_tokens}
 
-    def forward(self, model: Any, batch: Batch, smoothing: float = 0.0) -> PassResult:
-        return PassResult({"tokens": translation_loss(model, batch, smoothing)})
+    def losses(self, model: Any, batch: Batch, smoothing: float = 0.0) -> dict[str, Loss]:
+        return {"tokens": translation_loss(model, batch, smoothing)}
 
     def signature(self) -> str:
         settings = dump(self.run.objective)
@@ -435,7 +517,7 @@ def add_sentinels(tokenizer: Tokenizer, run: RunSettings) -> Tokenizer:
     """Add T5's sentinels: one for each span of a row, and one that ends the target."""
     objective, special_tokens = run.objective, SpecialTokens(tokenizer, run.decode).frame.source([])
     length = room_for_text(run.model.max_length, len(special_tokens))
-    _, spans = span_sizes(length, rate=objective.rate, mean_length=objective.mean_length)
+    _, spans = masking.span_sizes(length, rate=objective.rate, mean_length=objective.mean_length)
     missing = range(len(tokenizer.sentinels()), spans + 1)
     return tokenizer.with_specials([f"<extra_id_{number}>" for number in missing])
 
@@ -486,7 +568,7 @@ class FramedText(ObjectiveText[TokenBatch]):
     def counts(self, batch: TokenBatch) -> dict[str, int]:
         return {"tokens": 2 * len(batch.tokens) * self.length}
 
-    def forward(self, model: Elmo, batch: TokenBatch, smoothing: float = 0.0) -> PassResult:
+    def losses(self, model: Elmo, batch: TokenBatch, smoothing: float = 0.0) -> dict[str, Loss]:
         """Each token of the text is predicted twice; special tokens only give context."""
         forward, backward = (layers[-1] for layers in model.directions(batch.tokens))
         first, last = len(self.before), len(self.before) + self.length
@@ -500,7 +582,7 @@ class FramedText(ObjectiveText[TokenBatch]):
             smoothing=smoothing,
             count=labels.numel(),
         )
-        return PassResult({"tokens": loss})
+        return {"tokens": loss}
 
     def signature(self) -> str:
         unit = token_unit(self.tokenizer)

@@ -29,13 +29,14 @@ class Loss:
     """A term of the training loss, as sums over `count` predictions.
 
     `objective` is differentiated; `nll` is reported (−log p without label smoothing); `weight` is
-    the factor of the term in the total.
+    the factor of the term in the total. `correct` counts correct binary predictions.
     """
 
     objective: Float[Tensor, ""]
     nll: Float[Tensor, ""]
     count: int
     weight: float = 1.0
+    correct: Int[Tensor, ""] | None = None
 
 
 def cross_entropy(
