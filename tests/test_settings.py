@@ -13,12 +13,9 @@ import pytest
 import torch
 
 import manyheads
-from manyheads.baselines.bytenet import ByteNetConfig
-from manyheads.baselines.convs2s import ConvS2SConfig
+from manyheads.baselines.convolution import ByteNetConfig, ConvS2SConfig
 from manyheads.baselines.elmo import ElmoConfig
-from manyheads.baselines.gnmt import GnmtConfig
-from manyheads.baselines.rnn import RnnConfig
-from manyheads.baselines.rnn_lm import RnnLmConfig
+from manyheads.baselines.rnn import GnmtConfig, RnnConfig, RnnLmConfig
 from manyheads.commands.catalogue import commented_toml
 from manyheads.config import describe, dump, override_all, parse
 from manyheads.decode.beam import Decode

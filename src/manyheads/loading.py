@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from manyheads.baselines.rnn_lm import LanguageModel
+from manyheads.baselines.rnn import LanguageModel
 from manyheads.config import dump, parse
 from manyheads.decode.beam import Decode, SpecialTokens
 from manyheads.decode.ensemble import ensemble as ensemble_of

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from manyheads.baselines.elmo import ElmoConfig
-from manyheads.baselines.rnn_lm import RnnLmConfig
+from manyheads.baselines.rnn import RnnLmConfig
 from manyheads.config import change, nearest, parse, read_toml
 from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig

@@ -19,11 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from manyheads.baselines.bytenet import ByteNet
-from manyheads.baselines.convolution import Convolution
-from manyheads.baselines.convs2s import ConvS2S
+from manyheads.baselines.baseline import LuongAttention
+from manyheads.baselines.convolution import ByteNet, Convolution, ConvS2S
 from manyheads.baselines.elmo import Elmo
-from manyheads.baselines.luong_attention import LuongAttention
 from manyheads.errors import UserError
 from manyheads.models.decoder_only_seq2seq import Baseline, DecoderOnlySeq2Seq
 from manyheads.models.heads import DetectHead, MaskedHead

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from manyheads.baselines.rnn_lm import RnnLmConfig
+from manyheads.baselines.rnn import RnnLmConfig
 from manyheads.lab.claims.claim import Measured, Setting, in_parts, listed
 from manyheads.lab.claims.lectures import (
     approximations,

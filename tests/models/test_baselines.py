@@ -15,11 +15,9 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
-from manyheads.baselines.bytenet import ByteNet, ByteNetConfig
-from manyheads.baselines.convs2s import ConvS2S, ConvS2SConfig
-from manyheads.baselines.gnmt import Gnmt, GnmtConfig
-from manyheads.baselines.luong_attention import LuongAttention
-from manyheads.baselines.rnn import RnnConfig
+from manyheads.baselines.baseline import LuongAttention
+from manyheads.baselines.convolution import ByteNet, ByteNetConfig, ConvS2S, ConvS2SConfig
+from manyheads.baselines.rnn import Gnmt, GnmtConfig, RnnConfig
 from manyheads.cli import app
 from manyheads.config import dump, parse
 from manyheads.decode.kv_cache import KVCache

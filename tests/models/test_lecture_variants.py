@@ -9,7 +9,7 @@ from tests.models.tiny import VOCAB, tiny, words
 from tests.test_cli import TINY, call, result
 from torch import nn
 
-from manyheads.baselines.rnn_lm import RnnLmConfig
+from manyheads.baselines.rnn import RnnLmConfig
 from manyheads.config import override_all
 from manyheads.decode.beam import Decode
 from manyheads.decode.generate import Generator

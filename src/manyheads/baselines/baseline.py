@@ -1,10 +1,11 @@
-"""The base of translators from before the Transformer: LSTMs and convolutions."""
+"""The parts that models from before the Transformer share: sizes, training, attention."""
 
 import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
+from einops import rearrange
 from jaxtyping import Int
 from torch import Tensor, nn
 
@@ -12,9 +13,18 @@ from manyheads import ops
 from manyheads.config import Count, Probability
 from manyheads.errors import UserError
 from manyheads.models.seq2seq import EncoderDecoderBase, EncoderOutput
-from manyheads.nn.attention import StateCache
+from manyheads.nn.attention import (
+    AttentionFunction,
+    AttentionInputs,
+    AttentionSizes,
+    Dense,
+    StateCache,
+)
 from manyheads.nn.block import initialise
 from manyheads.nn.layers import LMHead
+from manyheads.nn.masks import AttentionMask
+from manyheads.nn.positions import Position
+from manyheads.nn.scores import ScoreConfig
 from manyheads.nn.shapes import Hidden, PaddingMask
 
 
@@ -95,6 +105,33 @@ class BaselineModel(EncoderDecoderBase):
     ) -> Hidden:
         """The decoder's top layer, continued from the states in the cache."""
         raise NotImplementedError
+
+
+class LuongAttention(nn.Module):
+    """Attention with one head over the encoder's states (Luong et al. 2015).
+
+    c_t = Σ_s α_ts v_s,  α_ts = softmax_s(score(q_t, k_s))
+    """
+
+    def __init__(self, score: ScoreConfig, dim: int) -> None:
+        super().__init__()
+        self.score = score.build(1, dim)
+        self.position = Position()  # source and target positions are not comparable
+        self.config = AttentionSizes(heads=1, kv_heads=1, head_dim=dim, key_dim=dim, max_length=0)
+        self.core: AttentionFunction = Dense()
+
+    def forward(self, x: Tensor, memory: Tensor, mask: AttentionMask) -> Tensor:
+        return self.context(x, memory, memory, mask)
+
+    def context(self, x: Tensor, keys: Tensor, values: Tensor, mask: AttentionMask) -> Tensor:
+        """c at each position of x [b·n, t, d], with keys and values [b, s, d]."""
+        # n hypotheses of a sentence are more queries to the same keys, not copies of the keys.
+        beams = x.shape[0] // keys.shape[0]
+        q = rearrange(x, "(b n) t d -> b 1 (n t) d", n=beams)
+        k, v = (rearrange(tensor, "b s d -> b 1 s d") for tensor in (keys, values))
+        mask = mask.for_cross_attention(q.shape[2])
+        out = self.core(AttentionInputs(q, k, v, mask, self.score, self.position))
+        return rearrange(out, "b 1 (n t) d -> (b n) t d", n=beams)
 
 
 def text_lengths(real: PaddingMask) -> Int[Tensor, " b"]:

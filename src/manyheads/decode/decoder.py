@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from manyheads.baselines.rnn_lm import LanguageModel
+from manyheads.baselines.rnn import LanguageModel
 from manyheads.decode.beam import (
     Beams,
     BeamSearch,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from manyheads.baselines.rnn_lm import LanguageModel
+from manyheads.baselines.rnn import LanguageModel
 from manyheads.decode.beam import Decode, DecoderSession, Hypothesis
 from manyheads.decode.decoder import BaseDecoder, GptSession, GraphCache, ModelDecoder
 from manyheads.decode.sample import Sample, Sampler

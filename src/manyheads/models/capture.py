@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from manyheads.baselines.luong_attention import LuongAttention
+from manyheads.baselines.baseline import LuongAttention
 from manyheads.errors import UserError
 from manyheads.nn.attention import AttentionFunction, AttentionInputs, CrossAttention, SelfAttention
 from manyheads.nn.block import Stack

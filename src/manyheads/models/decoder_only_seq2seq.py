@@ -15,10 +15,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyheads.baselines.baseline import text_lengths
-from manyheads.baselines.bytenet import ByteNet, ByteNetConfig
-from manyheads.baselines.convs2s import ConvS2S, ConvS2SConfig
-from manyheads.baselines.gnmt import Gnmt, GnmtConfig
-from manyheads.baselines.rnn import Rnn, RnnConfig
+from manyheads.baselines.convolution import ByteNet, ByteNetConfig, ConvS2S, ConvS2SConfig
+from manyheads.baselines.rnn import Gnmt, GnmtConfig, Rnn, RnnConfig
 from manyheads.models.gpt import Decoder, DecoderConfig
 from manyheads.models.seq2seq import (
     EncoderDecoderBase,

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.baselines.rnn_lm import LanguageModel
+from manyheads.baselines.rnn import LanguageModel
 from manyheads.decode.generate import Detokenizer, Generator
 from manyheads.decode.kv_cache import KVCache, Lineage, Parents
 from manyheads.decode.sample import Sample, Sampler, choose

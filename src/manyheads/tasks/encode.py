@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.baselines.rnn_lm import LanguageModel
+from manyheads.baselines.rnn import LanguageModel
 from manyheads.data.batching import Ragged, Rows, batches_by_length
 from manyheads.errors import UserError
 from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2Seq, EncoderDecoder

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from manyheads.baselines.rnn_lm import LanguageModel, RnnLmConfig
+from manyheads.baselines.rnn import LanguageModel, RnnLmConfig
 from manyheads.data.batching import Rows
 from manyheads.data.language import EncodedText, TextData, Texts, Windows, gather
 from manyheads.data.masking import Causal

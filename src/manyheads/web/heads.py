@@ -11,7 +11,7 @@ from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.baselines.luong_attention import LuongAttention
+from manyheads.baselines.baseline import LuongAttention
 from manyheads.errors import UserError
 from manyheads.models.capture import Kind, Maps, attentions, capture
 from manyheads.nn.attention import SelfAttention

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from manyheads.baselines.rnn_lm import RnnLmConfig
+from manyheads.baselines.rnn import RnnLmConfig
 from manyheads.lab.claims.claim import Claim, Judged, Measured, Points, Setting, in_parts
 from manyheads.lab.claims.clock import side_by_side
 from manyheads.lab.cost import exponent

@@ -7,7 +7,7 @@ from contextlib import suppress
 import torch
 from torch.nn import functional as F
 
-from manyheads.baselines.rnn_lm import LanguageModel, RnnLm, RnnLmConfig
+from manyheads.baselines.rnn import LanguageModel, RnnLm, RnnLmConfig
 from manyheads.lab.claims.claim import Claim, Judged, Measured, Points, Setting
 from manyheads.lab.claims.trial import learn
 from manyheads.models.gpt import Gpt, GptConfig
