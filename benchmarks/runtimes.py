@@ -27,7 +27,7 @@ from manyheads.decode.translate import translate_lines
 from manyheads.engines import Engine
 from manyheads.exchange.ctranslate2 import Ctranslate2Translator
 from manyheads.exchange.huggingface import to_huggingface
-from manyheads.loading import TorchRun, load_torch_run
+from manyheads.loading import LoadedRun, load_torch_run
 from speed import limited, reported
 
 Side = Callable[[list[str]], list[str]]
@@ -60,7 +60,7 @@ def theirs(translator: Ctranslate2Translator, sentences: list[str]) -> Side:
     return run
 
 
-def huggingface(loaded: TorchRun, beam: int, batch: int = 32) -> Side:
+def huggingface(loaded: LoadedRun, beam: int, batch: int = 32) -> Side:
     peer, translator = to_huggingface(loaded.model).eval(), loaded.translator()
 
     @torch.no_grad()

@@ -301,7 +301,9 @@ def decoding(work: Work, batches: str) -> Row:
             write_ctranslate2(ours, tokenizer, folder, kind)
             other = Ctranslate2Model(folder, "Translator")
             name = "ctranslate2" if kind == "float32" else "ctranslate2 int8"
-            translators[name] = Ctranslate2Translator(other, tokenizer, decode)
+            translators[name] = Ctranslate2Translator(
+                other, tokenizer, decode, ours, kind == "float32"
+            )
         except Exception as error:  # the others are still compared
             errors[f"ctranslate2 {kind}"] = reported(error)
     written = {

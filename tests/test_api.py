@@ -15,7 +15,7 @@ from torch import nn
 
 import manyheads
 from manyheads.errors import UserError
-from manyheads.loading import LoadedRun, load_run
+from manyheads.loading import LoadedRun
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Classify, Masked
@@ -140,19 +140,3 @@ def test_what_a_task_does_not_allow_is_refused(
         with pytest.raises(UserError, match="pass a list" if method in able else ".") as caught:
             function("one text") if method in able else function(TEXTS)
         assert "\n" not in str(caught.value)
-
-
-def test_an_exported_model_has_the_same_methods(runs: dict[str, LoadedRun], tmp_path: Path) -> None:
-    pytest.importorskip("ctranslate2")
-    from manyheads.exchange.ctranslate2 import write_ctranslate2
-
-    run: Any = runs["writer"]
-    save_run(run.run, run.tokenizer, run.model, tmp_path)
-    (tmp_path / "model.safetensors").unlink()
-    write_ctranslate2(run.model, run.tokenizer, tmp_path)
-    exported = manyheads.load(tmp_path)
-    assert exported.run == load_run(tmp_path).run == run.run
-    assert exported.generate(TEXTS, 4) == run.generate(TEXTS, 4)
-    for use in (exported.torch_model, lambda: exported.embed(TEXTS)):
-        with pytest.raises(UserError, match="was exported"):
-            use()

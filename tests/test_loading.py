@@ -14,12 +14,10 @@ from torch import Tensor
 
 import manyheads
 from manyheads.config import dump, to_toml
-from manyheads.engines import Engine
 from manyheads.errors import DataError, UserError
-from manyheads.exchange.ctranslate2 import write_ctranslate2
 from manyheads.exchange.folder import write_huggingface
 from manyheads.exchange.huggingface import import_model
-from manyheads.loading import TorchRun, load_run, load_torch_run, run_of
+from manyheads.loading import load_run, load_torch_run, run_of
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.run import Run, save_run
 from manyheads.tokenizer.train import Bpe
@@ -138,33 +136,6 @@ def test_config_of_an_exported_folder_describes_its_weights(tmp_path: Path) -> N
     assert loaded.run == dataclasses.replace(run, model=loaded.config)
 
 
-# --- devices ---
-
-
-def test_ctranslate2_gets_the_device(
-    folders: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ctranslate2 = pytest.importorskip("ctranslate2")
-    opened = load_run(folders("gpt2")[0])
-    assert isinstance(opened, TorchRun)
-    save_run(opened.run, opened.own_tokenizer, opened.model, tmp_path)
-    write_ctranslate2(opened.model, opened.tokenizer, tmp_path)  # type: ignore[arg-type]
-    real, inputs = ctranslate2.Generator, []
-
-    def runner(folder: str, device: str, device_index: int, **threads: int) -> Any:
-        inputs.append((device, device_index))
-        return real(folder, "cpu", **threads)
-
-    monkeypatch.setattr(ctranslate2, "Generator", runner)
-    monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda: 2)
-    for device in ("cpu", "auto", "cuda", torch.device("cuda:1")):
-        load_run(tmp_path, device).generator()
-    assert inputs == [("cpu", 0), ("auto", 0), ("cuda", 0), ("cuda", 1)]
-    monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda: 0)
-    with pytest.raises(UserError, match="CTranslate2 has no GPU to compute on here"):
-        load_run(tmp_path, "cuda").generator()
-
-
 # --- unsupported operations ---
 
 
@@ -200,28 +171,6 @@ def test_a_folder_without_a_tokenizer_loads_but_takes_no_text(
     assert manyheads.load(folder).model.tokenizer is None  # type: ignore[attr-defined]
     with pytest.raises(UserError, match=r"has no tokenizer.json"):
         getattr(load_run(folder), operation)()
-
-
-def test_a_ctranslate2_folder_only_generates(folders: Folder, tmp_path: Path) -> None:
-    folder = folders("gpt2")[0]
-    opened = load_run(folder)
-    assert isinstance(opened, TorchRun)
-    out = tmp_path / "ctranslate2"
-    save_run(opened.run, opened.own_tokenizer, opened.model, out)
-    (out / "model.safetensors").unlink()
-    write_ctranslate2(opened.model, opened.tokenizer, out)  # type: ignore[arg-type]
-    exported = load_run(out)
-    assert exported.run == opened.run
-    assert exported.generator().vocabulary == opened.generator().vocabulary
-    assert exported.with_engine(Engine("auto")) is exported
-    for refused in (
-        exported.encoder,
-        exported.torch_model,
-        lambda: exported.with_engine(Engine("torch")),
-        lambda: exported.with_engine(Engine("auto", "bfloat16")),
-    ):
-        with pytest.raises(UserError, match="was exported"):
-            refused()
 
 
 # --- damaged folders ---

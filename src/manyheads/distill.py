@@ -28,7 +28,7 @@ from manyheads.decode.translate import BREAKS, BaseTranslator
 from manyheads.errors import UserError
 from manyheads.exchange.ctranslate2 import token_names
 from manyheads.fileio import check_sum, drop_partials, with_sums, write_text
-from manyheads.loading import TorchRun
+from manyheads.loading import LoadedRun
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.recipes import read_recipe
 from manyheads.run import (
@@ -59,7 +59,7 @@ LEAST = 1e-3  # probability of a candidate
 class Distillation:
     """What to distil: a teacher with the engine it translates with, and the student's settings."""
 
-    teacher: TorchRun
+    teacher: LoadedRun
     overrides: Sequence[str] = ()
     beam: int | None = None  # None: the teacher's
     keep_original: bool = False  # train on the original pairs too

@@ -101,17 +101,20 @@ class Engine:
         model = self._converted(folder, translator, "Translator")
         if model is None:
             return translator
-        twin: Any = None if self.dtype == "int8" else translator.model
-        settings = translator.tokenizer, translator.decode, twin
+        twin: Any = translator.model
+        settings = translator.tokenizer, translator.decode, twin, self.dtype == "float32"
         return Ctranslate2Translator(model, *settings, use_vmap=self.is_ctranslate2)
 
     def generator(self, folder: Path, generator: Generator) -> BaseGenerator:
+        if self.dtype == "int8":
+            raise UserError("--dtype int8 works only with translators: leave it out")
         model = self._converted(folder, generator, "Generator")
         if model is None:
             return generator
-        twin: Any = None if self.dtype == "int8" else generator.model
-        settings = generator.tokenizer, generator.decode, generator.warn
-        return Ctranslate2Generator(model, *settings, twin)
+        twin: Any = generator.model
+        return Ctranslate2Generator(
+            model, generator.tokenizer, generator.decode, twin, generator.warn
+        )
 
     def _converted(
         self, folder: Path, decoder: Translator | Generator, kind: str

@@ -1,14 +1,13 @@
 """Start from a trained model: its stacks stay, the heads on top may change."""
 
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from manyheads.config import dump
 from manyheads.errors import UserError
-from manyheads.loading import TorchRun, load_run
+from manyheads.loading import LoadedRun
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Pooler
@@ -35,14 +34,6 @@ STACK_NAMES = {
     },
     GptConfig: {"tokens.": "tokens.", "embedding.": "embedding.", "decoder.": "encoder."},
 }
-
-
-def load_start(folder: str) -> TorchRun:
-    """The trained model that a run starts from."""
-    loaded = load_run(Path(folder))
-    if not isinstance(loaded, TorchRun):
-        raise UserError(f"{folder} was exported and cannot be trained: begin with the run itself")
-    return loaded
 
 
 def finetune_config(config: ModelConfig, run: Run, folder: str) -> ModelConfig:
@@ -93,7 +84,7 @@ def encoder_only(config: Any) -> BertConfig:
     return BertConfig(**settings, head=None, pooler=pooler, causal=is_decoder)
 
 
-def load_pretrained(model: nn.Module, start: TorchRun) -> None:
+def load_pretrained(model: nn.Module, start: LoadedRun) -> None:
     """Copy the trained weights into a new model; new parts on top keep their initial weights.
 
     A head comes along if it has the same kind and the same labels. Learned positions of images

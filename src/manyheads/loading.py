@@ -1,7 +1,6 @@
 """Load a model from a folder, whichever program wrote it.
 
-A run folder, a Hugging Face folder and an export for CTranslate2 offer the same methods, as far as
-the program that runs them can.
+A run folder and a Hugging Face folder offer the same methods, as far as the model supports them.
 """
 
 import copy
@@ -13,7 +12,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import nn
 
 from manyheads.baselines.rnn import LanguageModel
 from manyheads.config import dump, parse
@@ -27,11 +25,6 @@ from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores
 from manyheads.exchange import DECODER, ENCODER, peft
 from manyheads.exchange.ctranslate2 import WEIGHTS as CTRANSLATE2
-from manyheads.exchange.ctranslate2 import (
-    Ctranslate2Generator,
-    Ctranslate2Model,
-    Ctranslate2Translator,
-)
 from manyheads.exchange.folder import (
     decode_from_hf,
     frame_for_model,
@@ -60,9 +53,9 @@ from manyheads.tasks.table import TASKS, Data
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train import checkpoint
 
-CPU = torch.device("cpu")
 IN_TORCH = Engine()
 FRAME = ("start", "end", "source_start")
+EXPORTS = {"ctranslate2": [CTRANSLATE2], "onnxruntime": [ENCODER, DECODER]}
 
 # Abilities in words, and the models that have them.
 NEEDS: dict[Ability, tuple[str, str]] = {
@@ -74,16 +67,28 @@ NEEDS: dict[Ability, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class LoadedRun(LoadedModel):
-    """A model in a folder, and what its task offers; subclasses differ in what computes it.
+    """A model in a folder, trained here or imported; with `others` an ensemble of translators.
 
     `translate`, `generate`, `embed`, `classify` and `fill_mask` take lists of texts. A method that
-    the model does not support raises a `UserError`.
+    the model does not support raises a `UserError`. Calls and attributes that a run does not have
+    are the model's: release 0.1 loaded a model.
     """
 
     folder: Path
     run: Run
     own_tokenizer: Tokenizer | None
-    device: torch.device = CPU
+    device: torch.device
+    model: Model
+    engine: Engine = IN_TORCH
+    others: tuple["LoadedRun", ...] = ()
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        return self.model(*inputs, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "model" or name.startswith("_"):  # while a copy is made, it has none yet
+            raise AttributeError(name)
+        return getattr(self.model, name)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -113,7 +118,7 @@ class LoadedRun(LoadedModel):
         The command `generate` samples by default, with temperature=0.8 and seed=1.
         """
         loaded = self
-        if temperature > 0 and isinstance(self, TorchRun):  # no engine to start for sampling
+        if temperature > 0:  # no engine to start for sampling
             loaded = self.with_engine(IN_TORCH)
         generator = loaded.generator(at_limit="truncate")  # else the last token is an end
         tokenizer, start = self.tokenizer, self.tokenizer.frame()[0]
@@ -153,10 +158,21 @@ class LoadedRun(LoadedModel):
         self.require("translate")
         return self._translator(self.decode(**changes))
 
+    def _translator(self, decode: Decode) -> BaseTranslator:
+        translator = Translator(cast(EncoderDecoder, self.model), self.tokenizer, decode)
+        if not self.others:
+            return self.engine.translator(self.folder, translator)
+        members = []
+        for run in self.others:  # with the tokens that the texts of each begin and end with
+            frame = {name: getattr(run.run.decode, name) for name in FRAME}
+            members.append(run._translator(dataclasses.replace(decode, **frame)))
+        return ensemble_of([translator, *members])
+
     def generator(self, warn: Callable[[str], None] = ignore, **changes: Any) -> BaseGenerator:
         """Continues texts."""
         self.require("generate")
-        return self._generator(self.decode(**changes), warn)
+        model, decode = cast(LanguageModel, self.model), self.decode(**changes)
+        return self.engine.generator(self.folder, Generator(model, self.tokenizer, decode, warn))
 
     def encoder(self) -> TextEncoder:
         """Encodes texts: vectors, labels, words for masks."""
@@ -167,7 +183,7 @@ class LoadedRun(LoadedModel):
         except UserError:  # an imported tokenizer may lack a start token
             empty = None
         return TextEncoder(
-            cast(Any, self.torch_model()),
+            cast(Any, self.model),
             frame_for_model(self.tokenizer, self.run.decode, config),
             max_length=config.max_length,
             segments=segments_of(config),
@@ -183,7 +199,7 @@ class LoadedRun(LoadedModel):
             raise UserError(
                 f"{self.folder} has no head for labels: train one on it, init={self.folder}"
             )
-        return cast(Vit, self.torch_model())
+        return cast(Vit, self.model)
 
     def evaluate(self, data: Data, split: str, **options: Any) -> Scores:
         """The scores of the task on a split, each with its signature."""
@@ -193,21 +209,12 @@ class LoadedRun(LoadedModel):
         spec.check_scoring(options)
         return spec.evaluate(self, data, split, **options)
 
-    def torch_model(self) -> nn.Module:
-        """The PyTorch module, which gives probabilities."""
-        raise UserError(f"{self.folder} was exported: for this use the run it came from")
-
     def with_engine(self, engine: Engine) -> "LoadedRun":
-        """The same, decoding with an engine; other programs' models have only their own."""
-        if engine.name == "torch" or engine.dtype != "float32":
-            raise UserError(f"{self.folder} was exported: leave out --engine and --dtype")
-        return self
-
-    def _translator(self, decode: Decode) -> BaseTranslator:
-        raise NotImplementedError
-
-    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> BaseGenerator:
-        raise NotImplementedError
+        """The same, decoding with an engine."""
+        model = self.model
+        if engine.dtype == "bfloat16":
+            model = copy.deepcopy(model).to(torch.bfloat16)
+        return dataclasses.replace(self, model=model, engine=engine)
 
     def require(self, ability: Ability) -> None:
         """Refuse what the run's task does not offer."""
@@ -238,62 +245,7 @@ def refuse_unscored(run: Run, name: str) -> None:
         raise UserError(f"{name} {run.spec.no_scores}")
 
 
-@dataclass(frozen=True)
-class TorchRun(LoadedRun):
-    """A PyTorch model, trained here or imported; with `others` an ensemble of translators.
-
-    Calls and attributes that a run does not have are the model's: release 0.1 loaded a model.
-    """
-
-    model: Model = dataclasses.field(default_factory=Model)
-    engine: Engine = IN_TORCH
-    others: tuple["TorchRun", ...] = ()
-
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
-        return self.model(*inputs, **named)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "model" or name.startswith("_"):  # while a copy is made, it has none yet
-            raise AttributeError(name)
-        return getattr(self.model, name)
-
-    def torch_model(self) -> nn.Module:
-        return self.model
-
-    def with_engine(self, engine: Engine) -> "TorchRun":
-        model = self.model
-        if engine.dtype == "bfloat16":
-            model = copy.deepcopy(model).to(torch.bfloat16)
-        return dataclasses.replace(self, model=model, engine=engine)
-
-    def _translator(self, decode: Decode) -> BaseTranslator:
-        translator = Translator(cast(EncoderDecoder, self.model), self.tokenizer, decode)
-        if not self.others:
-            return self.engine.translator(self.folder, translator)
-        members = []
-        for run in self.others:  # with the tokens that the texts of each begin and end with
-            frame = {name: getattr(run.run.decode, name) for name in FRAME}
-            members.append(run._translator(dataclasses.replace(decode, **frame)))
-        return ensemble_of([translator, *members])
-
-    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> BaseGenerator:
-        generator = Generator(cast(LanguageModel, self.model), self.tokenizer, decode, warn)
-        return self.engine.generator(self.folder, generator)
-
-
-@dataclass(frozen=True)
-class Ctranslate2Run(LoadedRun):
-    """A CTranslate2 model, which chooses the device itself for `auto`."""
-
-    device_name: str = "cpu"
-
-    def _translator(self, decode: Decode) -> BaseTranslator:
-        model = Ctranslate2Model(self.folder, "Translator", self.device_name)
-        return Ctranslate2Translator(model, self.tokenizer, decode)
-
-    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> BaseGenerator:
-        model = Ctranslate2Model(self.folder, "Generator", self.device_name)
-        return Ctranslate2Generator(model, self.tokenizer, decode, warn)
+TorchRun = LoadedRun
 
 
 def ensemble(runs: Sequence[LoadedRun]) -> LoadedRun:
@@ -303,8 +255,6 @@ def ensemble(runs: Sequence[LoadedRun]) -> LoadedRun:
     members = []
     for run in runs:
         run.require("translate")
-        if not isinstance(run, TorchRun):
-            raise UserError(f"{run.folder} was exported: use the run it came from in an ensemble")
         members.append(run.with_engine(IN_TORCH))
     return dataclasses.replace(members[0], others=tuple(members[1:]))
 
@@ -322,12 +272,9 @@ def load_run(
     has_config = any((folder / name).is_file() for name in (CONFIG, peft.CONFIG))
     if has_config and is_huggingface(folder):
         return _load_huggingface(folder, device, warn)
-    if (folder / CTRANSLATE2).is_file():
-        return Ctranslate2Run(folder, read_run(folder), _tokenizer(folder), device_name=str(device))
-    if (folder / DECODER).is_file() or (folder / ENCODER).is_file():
-        raise UserError(
-            f"{folder} holds an ONNX export: run it with onnxruntime, or load the run it came from"
-        )
+    for program, files in EXPORTS.items():
+        if any((folder / file).is_file() for file in files):
+            raise UserError(f"{folder} is an export: run it with {program}, or load its run")
     if has_config and not exported:
         import_model(folder)  # reports what its settings lack
     return load_torch_run(folder, device)
@@ -335,7 +282,7 @@ def load_run(
 
 def _load_huggingface(
     folder: Path, device: torch.device | str, warn: Callable[[str], None]
-) -> TorchRun:
+) -> LoadedRun:
     imported = import_model(folder)
     config: Any = imported.model.config
     check_vocabulary(folder, imported.tokenizer, config)
@@ -348,10 +295,10 @@ def _load_huggingface(
             warn(note)
     chosen = choose_device(str(device))
     model = cast(Model, imported.model)
-    return TorchRun(folder, run, imported.tokenizer, chosen, _on_device(model, chosen))
+    return LoadedRun(folder, run, imported.tokenizer, chosen, _on_device(model, chosen))
 
 
-def load_torch_run(folder: Path, device: torch.device | str = "cpu") -> TorchRun:
+def load_torch_run(folder: Path, device: torch.device | str = "cpu") -> LoadedRun:
     """Rebuild the model of a run folder with its trained weights."""
     run = read_run(folder)
     weights = folder / checkpoint.WEIGHTS
@@ -372,7 +319,7 @@ def load_torch_run(folder: Path, device: torch.device | str = "cpu") -> TorchRun
     model.to(torch.float64 if torch.float64 in dtypes else torch.float32)
     checkpoint.load_weights(model, tensors, weights)
     chosen = choose_device(str(device))
-    return TorchRun(folder, run, tokenizer, chosen, _on_device(model.eval(), chosen))
+    return LoadedRun(folder, run, tokenizer, chosen, _on_device(model.eval(), chosen))
 
 
 def _on_device(model: Model, device: torch.device) -> Model:
@@ -399,7 +346,7 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def load(run: str | Path, device: str = "cpu", engine: str = "auto") -> LoadedRun:
-    """Load a run, a Hugging Face folder, or an export for CTranslate2.
+    """Load a run or a Hugging Face folder.
 
     On a CPU the engine `auto` translates and generates with CTranslate2 if that gives the same.
 
@@ -407,12 +354,10 @@ def load(run: str | Path, device: str = "cpu", engine: str = "auto") -> LoadedRu
     `.translate(texts)`, `.generate(prompts)`, `.embed(texts)`, `.classify(texts)` and
     `.fill_mask(texts)`.
     """
-    loaded = load_run(Path(run), device)
-    if isinstance(loaded, TorchRun):
-        loaded = loaded.with_engine(Engine(engine))
-        model: Any = loaded.model  # `to_huggingface` reads these
-        model.tokenizer, model.run = loaded.own_tokenizer, loaded.run
-        model.special = special_token_ids(loaded.own_tokenizer, loaded.run.decode, model)
+    loaded = load_run(Path(run), device).with_engine(Engine(engine))
+    model: Any = loaded.model  # `to_huggingface` reads these
+    model.tokenizer, model.run = loaded.own_tokenizer, loaded.run
+    model.special = special_token_ids(loaded.own_tokenizer, loaded.run.decode, model)
     return loaded
 
 

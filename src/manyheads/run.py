@@ -416,9 +416,10 @@ def make_trainer(
     with shards or contextlib.nullcontext():
         model = run.model.build()
         if run.init and not checkpoint.is_begun(folder):
-            from manyheads.finetune import load_pretrained, load_start
+            from manyheads.finetune import load_pretrained
+            from manyheads.loading import load_run
 
-            load_pretrained(model, load_start(run.init))
+            load_pretrained(model, load_run(Path(run.init)))
         saved = model if run.finetune is None else restrict(model, run.finetune)
         trained = run.spec.wrap(model, run)
     if shards is None:
@@ -482,9 +483,10 @@ def _make_tokenizer(run: Run, folder: Path, part: Any) -> Tokenizer:
 
 
 def _start_tokenizer(run: Run) -> Tokenizer:
-    from manyheads.finetune import load_start, starts_from_encoder_decoder
+    from manyheads.finetune import starts_from_encoder_decoder
+    from manyheads.loading import load_run
 
-    start = load_start(run.init)
+    start = load_run(Path(run.init))
     tokenizer = start.tokenizer
     if starts_from_encoder_decoder(run.model, start.run.model):
         # An encoder keeps the special tokens around a text that it was trained with.

@@ -29,7 +29,7 @@ from manyheads.decode.decoder import GptSession
 from manyheads.decode.generate import Generator, as_text
 from manyheads.decode.sample import Sample
 from manyheads.errors import UserError
-from manyheads.loading import TorchRun
+from manyheads.loading import LoadedRun
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.tokenizer.tokenizer import SPECIALS
 from manyheads.tokenizer.train import Characters
@@ -256,7 +256,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     settings = ("tokens=characters", "model.max_length=512", "train.steps=1", "train.batch_rows=2")
     folder = f"data.folder={tmp_path / 'text'}"
     recipe_trainer("language", tmp_path / "run", *SIZES, folder, *settings).run()
-    original = TorchRun._generator
+    original = LoadedRun._generator
 
     def with_fixed_logits(*args: Any) -> Any:
         model: Any = original(*args)
@@ -266,7 +266,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         model.model.logits = lambda hidden: logits.expand(len(hidden), -1).clone()
         return model
 
-    monkeypatch.setattr(TorchRun, "_generator", with_fixed_logits)
+    monkeypatch.setattr(LoadedRun, "_generator", with_fixed_logits)
     return tmp_path / "run"
 
 

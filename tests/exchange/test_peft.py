@@ -122,7 +122,7 @@ def test_a_run_with_lora_leaves_as_an_adapter(tmp_path: Path) -> None:
     kind = transformers.BertForSequenceClassification
     classifier = kind.from_pretrained(start, num_labels=2)
     opened = peft.PeftModel.from_pretrained(classifier, tmp_path / "adapter").eval()
-    assert_equal_logits("bert", opened, run.torch_model())
+    assert_equal_logits("bert", opened, run.model)
     stored = load_file(tmp_path / "adapter/adapter_model.safetensors")
     assert sum(tensor.numel() for tensor in stored.values()) < base.num_parameters() / 2
     result("import", start, "--out", tmp_path / "imported")

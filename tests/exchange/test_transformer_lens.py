@@ -20,7 +20,7 @@ def test_an_export_opens(family: str, tmp_path: Path) -> None:
     saved(tmp_path / "theirs", family)
     result("import", tmp_path / "theirs", "--out", tmp_path / "run")
     result("export", tmp_path / "run", "--to", "huggingface", "--out", tmp_path / "out")
-    ours = load_run(tmp_path / "run").torch_model()
+    ours = load_run(tmp_path / "run").model
     opened = getattr(transformers, AUTO.get(family, "AutoModelForCausalLM"))
     lens = bridge.TransformerBridge.boot_transformers(
         str(tmp_path / "out"),

@@ -13,7 +13,7 @@ from tests.web.small_pages import make_runs
 
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample
-from manyheads.loading import TorchRun, load_torch_run
+from manyheads.loading import LoadedRun, load_torch_run
 from manyheads.models.gpt import GptConfig
 from manyheads.serve.continuous import (
     Chunk,
@@ -29,11 +29,11 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> TorchRun:
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedRun:
     return load_torch_run(make_runs(tmp_path_factory.mktemp("runs")) / "deep" / "writer")
 
 
-def completions(loaded: TorchRun, position: str = "rotary", core: str = "dense") -> Completions:
+def completions(loaded: LoadedRun, position: str = "rotary", core: str = "dense") -> Completions:
     """A small language model with these parts and the tokenizer of a run."""
     size = loaded.tokenizer.vocab_size
     model = tiny(GptConfig, position, core, vocab_size=size, max_length=40).build().eval()
@@ -45,7 +45,7 @@ def completions(loaded: TorchRun, position: str = "rotary", core: str = "dense")
     return work
 
 
-def requests(loaded: TorchRun, count: int, seed: int) -> list[CompletionRequest]:
+def requests(loaded: LoadedRun, count: int, seed: int) -> list[CompletionRequest]:
     """Prompts of 1 to 9 tokens, 1 to 20 tokens of text, greedy or sampled."""
     draw = random.Random(seed)
     made = []
@@ -91,7 +91,7 @@ def answers(work: Completions, waiting: Sequence[CompletionRequest], *, together
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_joining_changes_no_text(loaded: TorchRun, position: str) -> None:
+def test_joining_changes_no_text(loaded: LoadedRun, position: str) -> None:
     work = completions(loaded, position)
     waiting = requests(loaded, 8, seed=len(position))
     alone = answers(work, waiting, together=False)
@@ -132,7 +132,7 @@ def test_a_joined_cache_is_that_of_each_row(position: str) -> None:
             tokens = torch.tensor([texts[row][at[row] - 1] for row in rows])
 
 
-def test_a_short_request_does_not_wait_for_a_long_one(loaded: TorchRun) -> None:
+def test_a_short_request_does_not_wait_for_a_long_one(loaded: LoadedRun) -> None:
     work = completions(loaded)
     long = CompletionRequest(((5, 6),), 1, 30, Sample(temperature=0.0), stream=True)
     short = CompletionRequest(((7, 8, 9),), 1, 2, Sample(temperature=0.0))
@@ -224,7 +224,7 @@ def test_an_error_reaches_requests_that_joined() -> None:
     asyncio.run(run())
 
 
-def test_prompts_of_several_lengths_without_left_padding(loaded: TorchRun) -> None:
+def test_prompts_of_several_lengths_without_left_padding(loaded: LoadedRun) -> None:
     """All rows of a request are answered, though they are generated length by length."""
     work = completions(loaded, "rotary", "tiled")
     assert not work.left_padding
@@ -238,7 +238,7 @@ def test_prompts_of_several_lengths_without_left_padding(loaded: TorchRun) -> No
     assert asyncio.run(run()) == [0, 1, 2]
 
 
-def test_a_batch_stays_within_its_bounds(loaded: TorchRun) -> None:
+def test_a_batch_stays_within_its_bounds(loaded: LoadedRun) -> None:
     work = completions(loaded)
     waiting = requests(loaded, 12, seed=3)
     seen: list[int] = []

@@ -14,7 +14,7 @@ from manyheads import engines
 from manyheads.decode.sample import Sample
 from manyheads.engines import Engine
 from manyheads.errors import DataError
-from manyheads.loading import TorchRun, load_torch_run
+from manyheads.loading import LoadedRun, load_torch_run
 from manyheads.phrasebook import sentences
 from manyheads.serve.continuous import CompletionBatch, CompletionRequest, Completions
 from manyheads.serve.scheduler import Bounds, Scheduler, Work
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_runs(tmp_path_factory.mktemp("runs"))
 
 
-def translations(loaded: TorchRun) -> Translations:
+def translations(loaded: LoadedRun) -> Translations:
     return Translations(loaded, Languages("en", "de"), BOUNDS, 2)
 
 
@@ -120,7 +120,7 @@ def test_a_stream_that_is_dropped_frees_its_slot(
     assert sizes[-1] == 1
 
 
-def many_requests(work: Work[Any], loaded: TorchRun) -> Sequence[Any]:
+def many_requests(work: Work[Any], loaded: LoadedRun) -> Sequence[Any]:
     if isinstance(work, Translations):
         return [work.make_request([text]) for text in TEXTS]
     tokens = loaded.tokenizer.encode(" ".join(TEXTS))
@@ -132,7 +132,7 @@ def many_requests(work: Work[Any], loaded: TorchRun) -> Sequence[Any]:
     ]
 
 
-MAKE: dict[str, Callable[[TorchRun], Work[Any]]] = {
+MAKE: dict[str, Callable[[LoadedRun], Work[Any]]] = {
     "deep/writer": lambda loaded: Completions(loaded, BOUNDS),
     "translator": translations,
 }

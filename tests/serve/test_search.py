@@ -15,7 +15,7 @@ from tests.web.small_pages import make_runs
 from manyheads.decode.beam import Hypothesis
 from manyheads.decode.translate import Translator
 from manyheads.engines import Engine
-from manyheads.loading import TorchRun, load_torch_run
+from manyheads.loading import LoadedRun, load_torch_run
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.phrasebook import sentences
 from manyheads.serve.app import build_app
@@ -33,11 +33,11 @@ TEXTS = [pair.source for pair in sentences("en-de", "test", 24)]
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> TorchRun:
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedRun:
     return load_torch_run(make_runs(tmp_path_factory.mktemp("runs")) / "translator")
 
 
-def translations(loaded: TorchRun, position: str = "", beam: int = 3) -> Translations:
+def translations(loaded: LoadedRun, position: str = "", beam: int = 3) -> Translations:
     """The translator of a run, or one with first weights and this position scheme."""
     work = Translations(loaded, Languages("en", "de"), Bounds(rows=6, tokens=400), beam)
     if position:
@@ -71,7 +71,7 @@ async def compute(
 @pytest.mark.parametrize(
     ("position", "beam"), [("", 1), ("rotary", 1), *((name, 3) for name in ("", *POSITIONS))]
 )
-def test_joining_changes_no_translation(loaded: TorchRun, position: str, beam: int) -> None:
+def test_joining_changes_no_translation(loaded: LoadedRun, position: str, beam: int) -> None:
     work = translations(loaded, position, beam)
     texts = [TEXTS[i : i + 1 + i % 3] for i in range(0, 20, 2)]
     expected = [work.translator.translate_long(some) for some in texts]
@@ -79,7 +79,7 @@ def test_joining_changes_no_translation(loaded: TorchRun, position: str, beam: i
     assert [[answer.texts[0] for answer in answers] for answers in results] == expected
 
 
-def test_alternatives_are_those_of_one_search(loaded: TorchRun) -> None:
+def test_alternatives_are_those_of_one_search(loaded: LoadedRun) -> None:
     work = translations(loaded)
     requests = [work.make_request([text], 2) for text in TEXTS[:6]]
     decode = work.translator.tokenizer.decode
@@ -88,7 +88,7 @@ def test_alternatives_are_those_of_one_search(loaded: TorchRun) -> None:
         assert answer.texts == [decode(hypothesis.tokens) for hypothesis in nbest]
 
 
-def test_rows_leave_when_they_end_and_free_their_slots(loaded: TorchRun) -> None:
+def test_rows_leave_when_they_end_and_free_their_slots(loaded: LoadedRun) -> None:
     """The cache of the batch is as long as the longest of its rows; each row runs to its limit."""
     translator: Any = translations(loaded).translator
     lengths = {"min_length": 1000, "max_length_ratio": 1.0, "max_length_extra": 1}
@@ -116,7 +116,7 @@ def test_rows_leave_when_they_end_and_free_their_slots(loaded: TorchRun) -> None
     assert finished != sorted(finished)  # a short sentence does not wait for a long one
 
 
-def test_a_cancelled_sentence_leaves_at_once(loaded: TorchRun) -> None:
+def test_a_cancelled_sentence_leaves_at_once(loaded: LoadedRun) -> None:
     translator: Any = translations(loaded).translator
     left: list[tuple[int, int]] = []
     steps = 0
@@ -140,7 +140,7 @@ def test_a_cancelled_sentence_leaves_at_once(loaded: TorchRun) -> None:
     assert left[1][0] == 1
 
 
-def test_ctranslate2_workers_translate_as_one_call_does(loaded: TorchRun) -> None:
+def test_ctranslate2_workers_translate_as_one_call_does(loaded: LoadedRun) -> None:
     pytest.importorskip("ctranslate2")
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -167,7 +167,7 @@ def test_ctranslate2_workers_translate_as_one_call_does(loaded: TorchRun) -> Non
 
 
 @pytest.mark.parametrize("engine", ["torch", "ctranslate2"])
-def test_alignment_and_confidence_on_request(loaded: TorchRun, engine: str) -> None:
+def test_alignment_and_confidence_on_request(loaded: LoadedRun, engine: str) -> None:
     pytest.importorskip("ctranslate2")
     work = Translations(loaded.with_engine(Engine(engine)), Languages("en", "de"), Bounds(), None)
     client = TestClient(build_app("small", work), HERE)
@@ -190,7 +190,7 @@ def test_alignment_and_confidence_on_request(loaded: TorchRun, engine: str) -> N
     assert answer.status_code == 400
 
 
-def test_word_probabilities_are_products_over_tokens(loaded: TorchRun) -> None:
+def test_word_probabilities_are_products_over_tokens(loaded: LoadedRun) -> None:
     work = translations(loaded)
     request = work.make_request([TEXTS[2]], confidence=True)
     [[answer]] = asyncio.run(compute(work, [request]))
@@ -201,7 +201,7 @@ def test_word_probabilities_are_products_over_tokens(loaded: TorchRun) -> None:
     assert float(total) >= best.log_probability - 1e-2  # the end is not part of a word
 
 
-def test_int8_has_no_confidence(loaded: TorchRun) -> None:
+def test_int8_has_no_confidence(loaded: LoadedRun) -> None:
     pytest.importorskip("ctranslate2")
     engine = Engine("ctranslate2", "int8")
     work = Translations(loaded.with_engine(engine), Languages("en", "de"), Bounds(), None)

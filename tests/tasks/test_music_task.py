@@ -312,9 +312,9 @@ def test_generate_writes_some_music_before_an_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Half of what this model reads, which is less than a bar; or what the user wants."""
-    full = manyheads.loading.TorchRun._generator
+    full = manyheads.loading.LoadedRun._generator
     monkeypatch.setattr(
-        manyheads.loading.TorchRun, "_generator", lambda *parts: eager_to_end(full(*parts))
+        manyheads.loading.LoadedRun, "_generator", lambda *parts: eager_to_end(full(*parts))
     )
     code, _, said = call("generate", trained["jsb"], "--out", tmp_path / "a.mid", *words)
     assert code == 0, said

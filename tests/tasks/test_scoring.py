@@ -11,7 +11,7 @@ from tests.train.small_runs import records
 from manyheads.data.labelled import LabelledData
 from manyheads.data.language import TextData
 from manyheads.errors import UserError
-from manyheads.loading import TorchRun, load_torch_run
+from manyheads.loading import LoadedRun, load_torch_run
 from manyheads.models.bert import BertConfig
 from manyheads.run import Run
 from manyheads.train.checkpoint import read_tensors
@@ -123,7 +123,7 @@ def test_electra_is_saved_without_its_generator(runs: dict[str, Path]) -> None:
     assert 0 < valid["replaced_accuracy"] < 1
 
 
-def as_imported(loaded: TorchRun, head: Any) -> TorchRun:
+def as_imported(loaded: LoadedRun, head: Any) -> LoadedRun:
     """The same model without data and objective, with another head."""
     assert isinstance(loaded.run.model, BertConfig)
     config = dataclasses.replace(loaded.run.model, head=head, next_sentence=None)

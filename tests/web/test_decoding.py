@@ -16,7 +16,7 @@ from manyheads.decode.beam import NEVER, Decode
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample, filtered
 from manyheads.decode.translate import Translator
-from manyheads.loading import TorchRun, load_torch_run
+from manyheads.loading import LoadedRun, load_torch_run
 from manyheads.web import app as server
 from manyheads.web.beam_tree import trace_search
 from manyheads.web.generation import Generation
@@ -44,7 +44,7 @@ def client(folder: Path) -> TestClient:
     return TestClient(server.build_app(folder, limits=LIMITS), HERE)
 
 
-def generation_in(opened: TorchRun, decode: Decode) -> Generation:
+def generation_in(opened: LoadedRun, decode: Decode) -> Generation:
     """As the page makes it; both kinds with a limit that is soon reached."""
     if opened.run.task == "language":
         return Generation(opened, decode, opened.tokenizer.encode(SENTENCE), LIMIT)

@@ -14,7 +14,7 @@ from tests.web.test_server import ask, problem, tensor
 from torch import Tensor
 
 from manyheads.baselines.rnn import RnnConfig
-from manyheads.loading import TorchRun
+from manyheads.loading import LoadedRun
 from manyheads.models.bert import BertConfig
 from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2SeqConfig
 from manyheads.models.gpt import GptConfig
@@ -73,7 +73,7 @@ def tokenizer() -> Tokenizer:
     return Words().train(["one two three four five six seven eight nine ten eleven"])
 
 
-def opened(config: Any, tokenizer: Tokenizer, folder: Path = Path()) -> TorchRun:
+def opened(config: Any, tokenizer: Tokenizer, folder: Path = Path()) -> LoadedRun:
     torch.manual_seed(2)
     inputs = {"vocab_size": tokenizer.vocab_size, "dropout": 0.0}
     config = type(config)(**{**vars(config), **inputs})
@@ -82,10 +82,10 @@ def opened(config: Any, tokenizer: Tokenizer, folder: Path = Path()) -> TorchRun
     for one in model.parameters():  # norms and biases that do something
         if one.ndim == 1:
             torch.nn.init.normal_(one, mean=1.0, std=0.3)
-    return TorchRun(folder, run, tokenizer, torch.device("cpu"), model=model)
+    return LoadedRun(folder, run, tokenizer, torch.device("cpu"), model=model)
 
 
-def followed(run: TorchRun) -> Trace:
+def followed(run: LoadedRun) -> Trace:
     target = TARGET if run.run.model.kind in ("seq2seq", "decoder-only-seq2seq") else None
     return follow(run, TEXT, target, ROOM, {})
 

@@ -15,7 +15,7 @@ from tests.web.test_server import HERE, ask, problem, tensor
 from torch.nn import functional as F
 
 from manyheads.data.images import ImageData, read_image
-from manyheads.loading import TorchRun, load_torch_run
+from manyheads.loading import LoadedRun, load_torch_run
 from manyheads.models.capture import capture
 from manyheads.tasks.images import class_probabilities, from_pixels, normalize
 from manyheads.web import image
@@ -33,7 +33,7 @@ def client(folder: Path) -> TestClient:
     return TestClient(build_app(folder), HERE)
 
 
-def pictures(opened: TorchRun) -> Any:
+def pictures(opened: LoadedRun) -> Any:
     assert isinstance(opened.run.data, ImageData)
     return opened.run.data.read("valid")
 

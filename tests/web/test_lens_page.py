@@ -12,7 +12,7 @@ from tests.web.test_server import HERE, ask, problem
 from torch import Tensor
 
 from manyheads.decode.translate import Translator
-from manyheads.loading import TorchRun, load_torch_run
+from manyheads.loading import LoadedRun, load_torch_run
 from manyheads.web import lens
 from manyheads.web.app import build_app
 from manyheads.web.forward import SizeLimit
@@ -32,7 +32,7 @@ def client(folder: Path) -> TestClient:
     return TestClient(build_app(folder), HERE)
 
 
-def output(opened: TorchRun) -> Tensor:
+def output(opened: LoadedRun) -> Tensor:
     """P of the next token by calling the model; a translator gets the target too."""
     tokenizer, model = opened.tokenizer, opened.model
     source = tokenizer.encode(SENTENCE)

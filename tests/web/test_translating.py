@@ -14,7 +14,7 @@ from manyheads.baselines.rnn import RnnConfig
 from manyheads.decode.beam import SpecialTokens
 from manyheads.decode.translate import Translator
 from manyheads.evaluate.alignment import alignment_error, word_maps
-from manyheads.loading import TorchRun, load_torch_run
+from manyheads.loading import LoadedRun, load_torch_run
 from manyheads.models.capture import capture
 from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2Seq, DecoderOnlySeq2SeqConfig
 from manyheads.phrasebook import sentences
@@ -47,7 +47,7 @@ def client(folder: Path) -> TestClient:
     return TestClient(server.build_app(folder, limits=LIMITS), HERE)
 
 
-def translator_of(opened: TorchRun) -> Translator:
+def translator_of(opened: LoadedRun) -> Translator:
     model: Any = opened.model
     return Translator(model, opened.tokenizer, opened.decode(beam=BEAM))
 

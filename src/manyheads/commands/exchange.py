@@ -60,7 +60,6 @@ def export(
     Examples
       $ manyheads export runs/demo --to huggingface --out demo-hf
       $ manyheads export runs/demo --to ctranslate2 --quantization int8 -o demo-ct2
-      $ manyheads translate demo-ct2 in.txt
 
     huggingface writes a folder for AutoModel and AutoTokenizer; ctranslate2 supports
     encoder–decoders and language models; onnx writes graphs for ONNX Runtime;
@@ -71,8 +70,8 @@ def export(
     from manyheads.exchange.folder import their_decoding, write_huggingface, write_peft
     from manyheads.exchange.onnx import write_onnx
     from manyheads.fileio import replace_files, write_text
-    from manyheads.finetune import load_pretrained, load_start
-    from manyheads.loading import TorchRun, load_run
+    from manyheads.finetune import load_pretrained
+    from manyheads.loading import load_run
     from manyheads.models.gpt import Gpt
     from manyheads.models.seq2seq import Seq2Seq
     from manyheads.run import SCORES, SETTINGS, TOKENIZER, settings_text
@@ -82,8 +81,6 @@ def export(
         raise UserError("--quantization works only with --to ctranslate2: leave it out")
     _refuse_full(out)
     loaded = load_run(run)
-    if not isinstance(loaded, TorchRun):
-        raise UserError(f"{run} was exported already: export the run that it came from")
     model, settings, note = loaded.model, loaded.run, ""
     with replace_files(out, last=SETTINGS) as beside:
         if to == "huggingface":
@@ -98,8 +95,8 @@ def export(
             if not lora:
                 raise UserError(f"{run} was trained without finetune.lora: --to huggingface")
             base = settings.model.build()
-            load_pretrained(base, load_start(settings.init))
             start = Path(settings.init)
+            load_pretrained(base, load_run(start))
             write_peft(model, base, loaded.own_tokenizer, settings.decode, lora, start, beside)
         elif isinstance(model, Seq2Seq | Gpt):
             fixed = {"stopping": "early", "at_limit": "truncate"}

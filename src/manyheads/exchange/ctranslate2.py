@@ -46,7 +46,7 @@ from manyheads.nn.positions import (
 from manyheads.nn.scores import InnerScore
 from manyheads.tokenizer.tokenizer import Tokenizer
 
-WEIGHTS, SETTINGS, TOKENIZER = "model.bin", "config.json", "tokenizer.json"
+WEIGHTS, TOKENIZER = "model.bin", "tokenizer.json"
 ACTIVATION_NAMES = {
     "relu": "RELU",
     "gelu": "GELU",
@@ -362,46 +362,33 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 class Ctranslate2Model:
-    """A folder opened by a `kind` of runner (Translator, Generator); on a CPU with torch's threads.
+    """A folder opened by a `kind` of runner (Translator, Generator), with torch's CPU threads.
 
-    `workers` calls run at the same time, which share the threads. The device `auto` is a GPU if
-    CTranslate2 sees one. Tokens go in and come out by name; `source`
-    and `target` are the names by id.
+    `workers` calls run at the same time, which share the threads. Tokens go in and come out by
+    name; `source` and `target` are the names by id.
     """
 
-    def __init__(self, folder: Path, kind: str, device: str = "cpu", workers: int = 1) -> None:
+    def __init__(self, folder: Path, kind: str, workers: int = 1) -> None:
         self.workers, threads = workers, torch.get_num_threads()
-        runner = getattr(library(), kind)
-        if not (folder / WEIGHTS).is_file():
-            raise UserError(f"no {folder / WEIGHTS}: give a folder exported to ctranslate2")
-        device_type, _, index = device.partition(":")
-        if device_type == "cuda" and not library().get_cuda_device_count():
-            raise UserError("CTranslate2 has no GPU to compute on here: use --device cpu or auto")
         try:
-            self.runner = runner(
+            self.runner = getattr(library(), kind)(
                 str(folder),
-                device_type,
-                device_index=int(index or 0),
                 inter_threads=workers,
                 intra_threads=max(1, threads // workers),
             )
-            self.settings: dict[str, Any] = json.loads((folder / SETTINGS).read_bytes())
-            self.max_length = int(self.settings["max_length"])
             shared = [*folder.glob("shared_vocabulary.json"), *folder.glob("vocabulary.json")]
             files = 2 * shared[:1] or [
                 folder / f"{x}_vocabulary.json" for x in ("source", "target")
             ]
             self.source, self.target = (json.loads(file.read_bytes()) for file in files)
-        except (RuntimeError, ValueError, KeyError, OSError) as error:
+        except (RuntimeError, ValueError, OSError) as error:
             reason = " ".join(str(error).split())
-            raise DataError(
-                f"{folder} is not an exported model ({reason}): export it again"
-            ) from None
+            raise DataError(f"{folder} is not a conversion ({reason}): delete it") from None
         self.ids = {name: number for number, name in enumerate(self.target)}
 
 
 class Ctranslate2Decoder(BaseDecoder):
-    """The base of translator and generator: options and hypotheses of a search.
+    """The base of translator and generator: the options of a search.
 
     The search is CTranslate2's own (from its sources, and measured): like ours it extends the
     `beam` likeliest texts by log P and ranks those that have ended by log P / lp, here with the lp
@@ -409,17 +396,12 @@ class Ctranslate2Decoder(BaseDecoder):
 
     - a suppressed token, or an end before decode.min_length, has no probability: the others share
       its part (ours leaves it unused);
-    - with a length penalty it stops when `beam` hypotheses have ended, as ours does, and gives the
-      best `beam` by |y|^α; without one it stops when the likeliest text of a step has just ended
-      and there are enough, so that it may search longer than ours;
-    - at the length limit a text is cut (decode.at_limit=truncate);
-    - after decode.forced_bos only the likeliest text may end at once;
-    - an empty source is not read: its translation is empty, with log P = 0.
+    - it gives the best `beam` hypotheses by |y|^α;
+    - at the length limit a text is cut.
 
-    With `twin`, the PyTorch model that the folder was converted from, the best text is that of our
+    `twin` is the PyTorch model that the folder was converted from. The best text is that of our
     search: a beam search suppresses nothing, and a text that reaches a limit or has a suppressed
-    token is searched again by PyTorch, as are all if several of the best are requested.
-    `manyheads.engines.why_not` refuses the other differences.
+    token is searched again by PyTorch. `manyheads.engines.why_not` refuses the other differences.
     """
 
     model: Ctranslate2Model
@@ -433,101 +415,39 @@ class Ctranslate2Decoder(BaseDecoder):
     def vocabulary(self) -> int:
         return len(self.model.target)
 
-    def _options(self, n_best: int | None) -> dict[str, Any]:
-        """The arguments of a search; settings that differ from the folder's are refused."""
-        special, decode, names = self.special_tokens, self.decode, self.model.target
-        special.check(len(names))
-        expected: dict[str, Any] = {"eos_token": names[special.end]}
-        if "decoder_start_token" in self.model.settings:
-            before = decode.source_start
-            expected["decoder_start_token"] = names[special.start]
-            expected["add_source_bos"] = before is not None
-            expected |= {} if before is None else {"bos_token": names[before]}
-        for name, value in expected.items():
-            stored = self.model.settings[name]
-            if stored != value:
-                raise UserError(
-                    f"this folder has {name}={stored!r}, the settings {value!r}: export the model "
-                    "again with these settings"
-                )
-        if decode.beam > 1 and decode.stopping != "early":
-            raise UserError(f"CTranslate2 needs decode.stopping=early, not {decode.stopping}")
-        # Greedy search compares tokens of one text only, whose probabilities grow alike.
-        suppressed = special.suppressed if self.twin is None or decode.beam == 1 else []
-        return {
-            "beam_size": decode.beam,
-            # With a penalty all of them: CTranslate2 ranks by |y|^α, we by decode.penalty.
-            "num_hypotheses": decode.beam if decode.length_penalty else self._count(n_best),
-            "length_penalty": self._alpha,
-            "suppress_sequences": [[names[x]] for x in suppressed if x != special.end],
-            "end_token": [special.end],
-            "return_end_token": True,  # so that it counts in |y|, as ours does
-            "return_scores": True,
-            "max_batch_size": max(1, decode.forward_tokens // decode.beam),
-            "batch_type": "tokens",
-        }
-
-    @property
-    def _alpha(self) -> float:
-        """α of |y|^α, by which CTranslate2 chooses `beam` hypotheses if more have ended.
-
-        With a twin, the α nearest to lp = ((5 + |y|) / 6)^α: their slopes are equal at
-        |y| = 20, since d log lp / d log |y| = α |y| / (5 + |y|).
-        """
-        is_gnmt = self.twin is not None and self.decode.penalty == "gnmt"
-        return self.decode.length_penalty * (20 / 25 if is_gnmt else 1)
-
-    def _count(self, n_best: int | None) -> int:
-        return min(n_best or self.decode.beam, self.decode.beam)
-
-    def _ranked(self, texts: Sequence[list[int]], scores: Sequence[float]) -> list[Hypothesis]:
-        """Hypotheses, best first, with the scores that they have by our settings."""
-        decode, end = self.decode, self.special_tokens.end
-        hypotheses = []
-        for tokens, score in zip(texts, scores, strict=True):
-            length = max(1, len(tokens))  # an empty source has an empty translation, without an end
-            log_probability = score * length**self._alpha
-            penalty = float(length_penalty(length, decode.length_penalty, decode.penalty))
-            text = tokens[:-1] if tokens[-1:] == [end] else tokens
-            hypotheses.append(Hypothesis(text, log_probability, log_probability / penalty))
-        return sorted(hypotheses, key=lambda h: -h.score)
-
-    def _differs(self, hypotheses: Sequence[Hypothesis], limit: int) -> bool:
-        """True if our search may give others. The longest hypothesis is as long as the search."""
-        suppressed = set(self.special_tokens.suppressed)
-        has_suppressed = any(not suppressed.isdisjoint(x.tokens) for x in hypotheses)
-        return has_suppressed or self._reaches(hypotheses, limit)
-
-    def _reaches(self, hypotheses: Sequence[Hypothesis], limit: int) -> bool:
-        return any(len(hypothesis.tokens) + 1 >= limit for hypothesis in hypotheses)
-
-    def _refuse_sampling(self) -> UserError:
-        return UserError(
-            "CTranslate2 samples all texts from one stream of random numbers, so that no seed "
-            "reproduces a text: search (--temperature 0, --beam), or use the run itself"
-        )
+    def _suppressed(self, beam: int) -> list[list[str]]:
+        """Greedy search compares tokens of one text only, whose probabilities grow alike."""
+        special = self.special_tokens
+        tokens = special.suppressed if beam == 1 else []
+        return [[self.model.target[token]] for token in tokens if token != special.end]
 
 
 @dataclass(frozen=True)
 class Ctranslate2Translator(Ctranslate2Decoder, BaseTranslator):
     """An encoder–decoder in a folder, with its tokenizer and the settings it generates with.
 
-    `use_vmap` restricts each batch to the folder's vocabulary map (a lexical shortlist), if it has
-    one: then results depend on the batch.
+    `exact` is False for quantized weights, whose probabilities PyTorch does not compute. `use_vmap`
+    restricts each batch to the folder's vocabulary map (a lexical shortlist), if it has one: then
+    results depend on the batch.
     """
 
     model: Ctranslate2Model
     tokenizer: Tokenizer
     decode: Decode
-    twin: Seq2Seq | None = None
+    twin: Seq2Seq
+    exact: bool = True
     use_vmap: bool = False
 
     @property
     def max_length(self) -> int:
-        return self.model.max_length
+        return self.twin.config.max_length
 
     def in_torch(self) -> Translator | None:
-        return None if self.twin is None else Translator(self.twin, self.tokenizer, self.decode)
+        return self._ours if self.exact else None
+
+    @property
+    def _ours(self) -> Translator:
+        return Translator(self.twin, self.tokenizer, self.decode)
 
     def search(
         self,
@@ -535,32 +455,34 @@ class Ctranslate2Translator(Ctranslate2Decoder, BaseTranslator):
         advance: Callable[[int], None] = lambda done: None,
         n_best: int | None = None,
     ) -> list[list[Hypothesis]]:
-        options, ours, first = self._options(n_best), self.in_torch(), self.decode.forced_bos
-        if ours is not None and self._count(n_best) > 1:
-            return ours.search(sentences, advance, n_best)
+        decode, end = self.decode, self.special_tokens.end
+        count = min(n_best or decode.beam, decode.beam)
+        if self.exact and count > 1:
+            return self._ours.search(sentences, advance, n_best)
         encoded = self.tokenizer.encode_batch(sentences)
         lengths = np.array([len(self.special_tokens.source(ids)) for ids in encoded], dtype=int)
-        limits = [self.decode.limit(int(length), self.max_length) for length in lengths]
+        limits = [decode.limit(int(length), self.max_length) for length in lengths]
         results: list[list[Hypothesis]] = [[] for _ in sentences]
-        again = []  # for our own search
-        for row, length in enumerate(lengths):
-            if ours is not None and (not encoded[row] or length > self.max_length):
-                again.append(row)
-            elif length > self.max_length:
-                raise UserError(
-                    f"a source of {length} tokens, but this folder's positions end at "
-                    f"{self.max_length}: shorten it, or export a model with a larger max_length"
-                )
+        is_ours = (lengths > self.max_length) | np.array([not ids for ids in encoded], dtype=bool)
+        again, others = (np.flatnonzero(rows).tolist() for rows in (is_ours, ~is_ours))
         done = len(again)
-        groups = self._groups(np.delete(np.arange(len(encoded)), again), lengths, limits)
-        while groups:
-            rows = groups.pop(0)
+        budget = max(1, decode.forward_tokens // decode.beam)
+        for group in batches_by_length(lengths[others], budget):
+            rows = [others[index] for index in group]
             most = max(limits[row] for row in rows)
             outputs = self.model.runner.translate_batch(
                 [[self.model.source[token] for token in encoded[row]] for row in rows],
-                None if first is None else [[self.model.target[first]]] * len(rows),
-                **options,
-                min_decoding_length=min(self.decode.min_length, most),
+                beam_size=decode.beam,
+                # With a penalty all of them: CTranslate2 ranks by |y|^α, we by decode.penalty.
+                num_hypotheses=decode.beam if decode.length_penalty else count,
+                length_penalty=self._alpha,
+                suppress_sequences=self._suppressed(decode.beam),
+                end_token=[end],
+                return_end_token=True,  # so that it counts in |y|, as ours does
+                return_scores=True,
+                max_batch_size=budget,
+                batch_type="tokens",
+                min_decoding_length=min(decode.min_length, most),
                 max_decoding_length=most,
                 max_input_length=0,
                 use_vmap=self.use_vmap,
@@ -568,149 +490,128 @@ class Ctranslate2Translator(Ctranslate2Decoder, BaseTranslator):
             for row, output in zip(rows, outputs, strict=True):
                 texts = [[self.model.ids[name] for name in names] for names in output.hypotheses]
                 hypotheses = self._ranked(texts, output.scores)
-                results[row] = hypotheses[: self._count(n_best)]
-                if ours is not None and self._differs(hypotheses, limits[row]):
+                results[row] = hypotheses[:count]
+                if self._differs(hypotheses, limits[row]):
                     again.append(row)
-                elif limits[row] < most and self._reaches(hypotheses, limits[row]):
-                    groups.append([row])  # without a twin: by its own limit
-                    done -= 1
             done += len(rows)
             advance(done)
-        if ours is not None and again:
-            searched = ours.search([sentences[row] for row in again], n_best=n_best)
+        if again:
+            searched = self._ours.search([sentences[row] for row in again], n_best=n_best)
             for row, hypotheses in zip(again, searched, strict=True):
                 results[row] = hypotheses
         return results
 
-    def _groups(self, rows: np.ndarray, lengths: np.ndarray, limits: list[int]) -> list[list[int]]:
-        """Rows of one call, which has one length limit.
+    @property
+    def _alpha(self) -> float:
+        """α of |y|^α, by which CTranslate2 chooses `beam` hypotheses if more have ended.
 
-        A text that reaches its own limit is searched again. Without a penalty CTranslate2 returns
-        only the best hypotheses, of which that cannot be seen: rows of a call have one limit then.
+        The α nearest to lp = ((5 + |y|) / 6)^α: their slopes are equal at |y| = 20, since
+        d log lp / d log |y| = α |y| / (5 + |y|).
         """
-        if self.twin is not None or self.decode.length_penalty:
-            budget = max(1, self.decode.forward_tokens // self.decode.beam)
-            groups = batches_by_length(lengths[rows], budget)
-            return [rows[group].tolist() for group in groups]
-        by_limit: dict[int, list[int]] = {}
-        for row in rows.tolist():
-            by_limit.setdefault(limits[row], []).append(row)
-        return list(by_limit.values())
+        return self.decode.length_penalty * (20 / 25 if self.decode.penalty == "gnmt" else 1)
+
+    def _ranked(self, texts: Sequence[list[int]], scores: Sequence[float]) -> list[Hypothesis]:
+        """Hypotheses, best first, with the scores that they have by our settings."""
+        decode, end = self.decode, self.special_tokens.end
+        hypotheses = []
+        for tokens, score in zip(texts, scores, strict=True):
+            log_probability = score * len(tokens) ** self._alpha
+            penalty = float(length_penalty(len(tokens), decode.length_penalty, decode.penalty))
+            text = tokens[:-1] if tokens[-1:] == [end] else tokens
+            hypotheses.append(Hypothesis(text, log_probability, log_probability / penalty))
+        return sorted(hypotheses, key=lambda h: -h.score)
+
+    def _differs(self, hypotheses: Sequence[Hypothesis], limit: int) -> bool:
+        """True if our search may give others. The longest hypothesis is as long as the search."""
+        suppressed = set(self.special_tokens.suppressed)
+        return any(
+            not suppressed.isdisjoint(hypothesis.tokens) or len(hypothesis.tokens) + 1 >= limit
+            for hypothesis in hypotheses
+        )
 
     def sample(self, sentences: Sequence[str], sample: Sample, first: int = 0) -> list[str]:
         if sample.temperature == 0:
             return replace(self, decode=replace(self.decode, beam=1)).translate(sentences)
-        if (ours := self.in_torch()) is None:
-            raise self._refuse_sampling()
-        return ours.sample(sentences, sample, first)
+        if not self.exact:
+            raise UserError("PyTorch samples, in float32: leave out --dtype int8")
+        return self._ours.sample(sentences, sample, first)
 
 
 @dataclass(frozen=True)
 class Ctranslate2Generator(Ctranslate2Decoder, BaseGenerator):
     """A decoder-only model in a folder, with its tokenizer and the settings it generates with.
 
-    Without a twin a text ends with the model's max_length at the latest. With one, CTranslate2
-    generates greedily, and PyTorch searches, samples and continues texts past max_length.
+    CTranslate2 generates greedily; PyTorch searches, samples (CTranslate2 has one stream of random
+    numbers for all texts), and continues texts past max_length.
     """
 
     model: Ctranslate2Model
     tokenizer: Tokenizer
     decode: Decode
+    twin: Gpt
     warn: Callable[[str], None] = ignore
-    twin: Gpt | None = None
-
-    @property
-    def supports_seed(self) -> bool:
-        return self.twin is not None
 
     @property
     def positions(self) -> int | None:
-        ours = self.in_torch()
-        return self.model.max_length if ours is None else ours.positions
+        return self._ours.positions
 
     @property
-    def context(self) -> int | None:
-        return None if self.twin is None else self.model.max_length
+    def context(self) -> int:
+        return self._ours.context
 
-    def in_torch(self) -> Generator | None:
-        if self.twin is None:
-            return None
+    @property
+    def _ours(self) -> Generator:
         return Generator(self.twin, self.tokenizer, self.decode, self.warn)
 
     def search(
         self, prompts: Sequence[Sequence[int]], limit: int, n_best: int | None = None
     ) -> list[list[Hypothesis]]:
-        ours = self.in_torch()
-        return (
-            self._search_all(prompts, limit, n_best)
-            if ours is None
-            else ours.search(prompts, limit, n_best)
-        )
-
-    def _search_all(
-        self, prompts: Sequence[Sequence[int]], limit: int, n_best: int | None
-    ) -> list[list[Hypothesis]]:
-        options = self._options(n_best)
-        if self.decode.forced_bos is not None:
-            raise UserError(
-                "decode.forced_bos is for translations: put the token at the prompt's end"
-            )
-        results: list[list[Hypothesis]] = [[] for _ in prompts]
-        # Batches of prompts of one length: in a mixed batch CTranslate2 would generate the ends of
-        # longer ones under constraint, after which only the first beam may end at once.
-        for rows, tokens, limits in self._batches(prompts, limit, self.decode.beam):
-            most = int(limits[0])
-            outputs = self.model.runner.generate_batch(
-                [[self.model.target[token] for token in prompt] for prompt in tokens.tolist()],
-                **options,
-                min_length=min(self.decode.min_length, most),
-                max_length=most,
-                include_prompt_in_result=False,
-            )
-            for row, output in zip(rows, outputs, strict=True):
-                hypotheses = self._ranked(output.sequences_ids, output.scores)
-                results[row] = hypotheses[: self._count(n_best)]
-        return results
+        return self._ours.search(prompts, limit, n_best)
 
     def sample(
         self, prompts: Sequence[Sequence[int]], limit: int, sample: Sample, first: int = 0
     ) -> list[list[int]]:
-        if (ours := self._sampler(prompts, limit, sample)) is not None:
-            return ours.sample(prompts, limit, sample, first)
-        greedy = replace(self, decode=replace(self.decode, beam=1))
-        texts = greedy._search_all(prompts, limit, n_best=1)
-        return [nbest[0].tokens[: self._most(limit)] for nbest in texts]
+        if not self._supports(prompts, limit, sample):
+            return self._ours.sample(prompts, limit, sample, first)
+        results: list[list[int]] = [[] for _ in prompts]
+        for rows, tokens, limits in self._batches(prompts, limit, 1):
+            # Prompts of one length: CTranslate2 would generate the ends of longer ones.
+            outputs = self.model.runner.generate_batch(
+                [self._names(prompt) for prompt in tokens],
+                include_prompt_in_result=False,
+                **self._options(int(limits[0])),
+            )
+            for row, output in zip(rows, outputs, strict=True):
+                results[row] = output.sequences_ids[0][: self._most(limit)]
+        return results
 
     def stream(
         self, prompt: Sequence[int], limit: int, sample: Sample | None = None, first: int = 0
     ) -> Iterator[int]:
-        if (ours := self._sampler([prompt], limit, sample or GREEDY)) is not None:
-            return ours.stream(prompt, limit, sample, first)
+        if not self._supports([prompt], limit, sample or GREEDY):
+            return self._ours.stream(prompt, limit, sample, first)
         [(_, tokens, limits)] = self._batches([prompt], limit, 1)
         if (most := min(int(limits[0]), self._most(limit))) < 1:
             return iter(())
-        options = replace(self, decode=replace(self.decode, beam=1))._options(1)
-        steps = self.model.runner.generate_tokens(
-            [self.model.target[token] for token in tokens[0].tolist()],
-            max_length=most,
-            min_length=min(self.decode.min_length, most),
-            suppress_sequences=options["suppress_sequences"],
-            end_token=options["end_token"],
-        )
+        steps = self.model.runner.generate_tokens(self._names(tokens[0]), **self._options(most))
         end = self.special_tokens.end
         return (step.token_id for step in steps if step.token_id != end)
 
-    def _sampler(
-        self, prompts: Sequence[Sequence[int]], limit: int, sample: Sample
-    ) -> Generator | None:
-        """The PyTorch generator if CTranslate2 cannot continue these prompts as it does."""
-        ours = self.in_torch()
-        if ours is None and sample.temperature > 0:
-            raise self._refuse_sampling()
+    def _supports(self, prompts: Sequence[Sequence[int]], limit: int, sample: Sample) -> bool:
         longest = max((len(prompt) for prompt in prompts), default=0) + limit - 1
-        return ours if sample.temperature > 0 or longest > self.model.max_length else None
+        return sample.temperature == 0 and longest <= self.context
+
+    def _names(self, tokens: Tensor) -> list[str]:
+        return [self.model.target[token] for token in tokens.tolist()]
+
+    def _options(self, most: int) -> dict[str, Any]:
+        return {
+            "max_length": most,
+            "min_length": min(self.decode.min_length, most),
+            "suppress_sequences": self._suppressed(beam=1),
+            "end_token": [self.special_tokens.end],
+        }
 
     def _most(self, limit: int) -> int:
         """An end that is forced at the limit takes the position of the last token."""
-        forces_end = self.twin is not None and self.decode.at_limit != "truncate"
-        return limit - 1 if forces_end else limit
+        return limit if self.decode.at_limit == "truncate" else limit - 1

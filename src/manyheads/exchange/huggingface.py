@@ -256,7 +256,7 @@ def to_huggingface(model: Any) -> Any:
 
     It is of the first family that has all its parts.
     """
-    model = getattr(model, "torch_model", lambda: model)()
+    model = model if isinstance(model, nn.Module) else model.model
     special = special_tokens(model)
     model, plan = plan_export(model)
     family = plan.family

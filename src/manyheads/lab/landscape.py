@@ -21,7 +21,7 @@ from manyheads.data.masking import Causal
 from manyheads.data.translation import EncodedPairs, FilesData, PhrasebookData
 from manyheads.decode.beam import SpecialTokens
 from manyheads.errors import UserError, check_at_least
-from manyheads.loading import TorchRun
+from manyheads.loading import LoadedRun
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
 from manyheads.nn.layers import Residual
@@ -35,7 +35,7 @@ Surface = Float[Tensor, "size size"]
 Direction = dict[str, Tensor]
 
 
-def held_out_loss(opened: TorchRun) -> Callable[[], float]:
+def held_out_loss(opened: LoadedRun) -> Callable[[], float]:
     """A function that computes the mean −log P on one batch of the run's validation split."""
     run, model = opened.run, opened.model.eval()
     if isinstance(run.data, PhrasebookData | FilesData) and isinstance(model, EncoderDecoder):
@@ -118,7 +118,7 @@ def without_residuals(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def landscape(
-    opened: TorchRun,
+    opened: LoadedRun,
     *,
     size: int,
     reach: float,

@@ -113,9 +113,10 @@ def _split_init(overrides: Sequence[str], init: str) -> tuple[list[str], str]:
 
 def _start_from(init: str, run: Run, settings: Sequence[str]) -> Run:
     """The run with the model of a folder. The task adapts that model; `model.*` comes on top."""
-    from manyheads.finetune import finetune_config, load_start, refuse_changes
+    from manyheads.finetune import finetune_config, refuse_changes
+    from manyheads.loading import load_run
 
-    loaded = load_start(init)
+    loaded = load_run(Path(init))
     of_model = [setting for setting in settings if setting.startswith("model.")]
     of_decode = [setting for setting in settings if setting.startswith("decode.")]
     run = assign(run, [setting for setting in settings if setting not in of_model])

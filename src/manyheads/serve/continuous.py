@@ -18,8 +18,7 @@ from manyheads.baselines.rnn import LanguageModel
 from manyheads.decode.generate import Detokenizer, Generator
 from manyheads.decode.kv_cache import KVCache, Lineage, Parents
 from manyheads.decode.sample import Sample, Sampler, choose
-from manyheads.errors import UserError
-from manyheads.loading import LoadedRun, TorchRun
+from manyheads.loading import LoadedRun
 from manyheads.models.gpt import Gpt
 from manyheads.nn.attention import Dense, Fused, SelfAttention
 from manyheads.nn.masks import AttentionMask, Rule
@@ -300,8 +299,6 @@ class Completions(Work[CompletionRequest]):
     paths = "/v1/completions"
 
     def __init__(self, loaded: LoadedRun, bounds: Bounds) -> None:
-        if not isinstance(loaded, TorchRun):
-            raise UserError(f"{loaded.folder} was exported: serve the run that it came from")
         reason = "CTranslate2 has no sampling with a seed"
         engine = loaded.engine.only_torch(reason, loaded.device)
         generator = loaded.with_engine(engine).generator(at_limit="truncate")

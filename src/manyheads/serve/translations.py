@@ -26,7 +26,7 @@ from manyheads.decode.translate import BREAKS, Annotation, Translator
 from manyheads.errors import UserError
 from manyheads.evaluate.alignment import annotate
 from manyheads.exchange.ctranslate2 import Ctranslate2Translator
-from manyheads.loading import LoadedRun, TorchRun
+from manyheads.loading import LoadedRun
 from manyheads.models.capture import has_cross_attention
 from manyheads.run import Run
 from manyheads.serve.requests import (
@@ -123,9 +123,8 @@ class Translations(Work[TranslationRequest]):
 
     def __init__(self, loaded: LoadedRun, languages: Languages, bounds: Bounds, beam: int | None):
         self.languages, self.bounds = languages, bounds
-        if isinstance(loaded, TorchRun):
-            engine = replace(loaded.engine, workers=torch.get_num_threads())
-            loaded = replace(loaded, engine=engine)
+        engine = replace(loaded.engine, workers=torch.get_num_threads())
+        loaded = loaded.with_engine(engine)
         self.translator = loaded.translator(**({} if beam is None else {"beam": beam}))
         if isinstance(self.translator, Ctranslate2Translator):
             self.workers = self.translator.model.workers

@@ -198,7 +198,7 @@ def evaluate(
     loaded: LoadedModel, data: TextData, split_name: str, *, stride: int | None = None
 ) -> Scores:
     """Perplexity, and bits per character and byte, of all of a split."""
-    model, run = loaded.torch_model(), loaded.run
+    model, run = loaded.model, loaded.run
     objective, context = run.objective or Causal(), run.model.max_length
     check_stride(stride, context)
     texts = data.read(split_name)

@@ -131,7 +131,7 @@ def evaluate(
     By default windows move by half of the context, so that every event has at least that much
     context, or all of its piece.
     """
-    model, tokenizer = loaded.torch_model(), loaded.tokenizer
+    model, tokenizer = loaded.model, loaded.tokenizer
     context, unit = loaded.run.model.max_length, data.encoding.unit
     check_stride(stride, context)
     music = data.read(split_name)

@@ -157,7 +157,7 @@ def evaluate(
     """The losses of a split."""
     text = kind(data.read(split_name), loaded.encoder().tokenizer, loaded.run)
     return {
-        **text.scores(loaded.torch_model()),
+        **text.scores(loaded.model),
         "signature": {"perplexity": text.signature()},
         "split": split_name,
         "examples": len(text.text.flat),

@@ -53,7 +53,7 @@ class LoadedModel:
     translator: Callable[..., BaseTranslator]
     encoder: Callable[[], TextEncoder]
     labeller: Callable[[], Vit]
-    torch_model: Callable[[], Any]  # refused for a model that another program runs
+    model: Any
 
     @property
     def tokenizer(self) -> Tokenizer:

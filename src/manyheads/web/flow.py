@@ -22,7 +22,7 @@ from torch import Tensor
 import manyheads
 from manyheads.errors import UserError
 from manyheads.fileio import replace_file
-from manyheads.loading import TorchRun
+from manyheads.loading import LoadedRun
 from manyheads.models.bert import Bert
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.web.forward import ForwardPass, SizeLimit, forward_text
@@ -123,7 +123,7 @@ def _finite(value: Any) -> Any:
 
 
 def follow(
-    opened: TorchRun, text: str, target: str | None, limit: SizeLimit, about: dict[str, Any]
+    opened: LoadedRun, text: str, target: str | None, limit: SizeLimit, about: dict[str, Any]
 ) -> Trace:
     """Run a text through the model and return the trace of all its parts."""
     if not stacks(opened.model):
@@ -160,7 +160,7 @@ def follow(
 
 
 def save_activations(
-    loaded: TorchRun,
+    loaded: LoadedRun,
     texts: Sequence[str],
     target: str | None,
     patterns: Sequence[str],

@@ -14,7 +14,7 @@ from manyheads.decode.beam import SpecialTokens
 from manyheads.decode.generate import Generator
 from manyheads.decode.translate import Translator
 from manyheads.errors import UserError
-from manyheads.loading import TorchRun
+from manyheads.loading import LoadedRun
 from manyheads.models.bert import Bert
 from manyheads.models.capture import Kind, attentions
 from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2Seq, EncoderDecoder
@@ -85,7 +85,7 @@ class ForwardPass:
 
 
 def forward_text(
-    opened: TorchRun, text: str, target: str | None, off: Sequence[HeadId], limit: SizeLimit
+    opened: LoadedRun, text: str, target: str | None, off: Sequence[HeadId], limit: SizeLimit
 ) -> ForwardPass:
     """Run a text through the model, with some heads knocked out.
 
@@ -108,7 +108,7 @@ def forward_text(
 
 
 def _translated(
-    opened: TorchRun, text: str, target: str | None, off: Sequence[HeadId], limit: SizeLimit
+    opened: LoadedRun, text: str, target: str | None, off: Sequence[HeadId], limit: SizeLimit
 ) -> ForwardPass:
     model: Any = opened.model
     tokenizer = opened.tokenizer
@@ -147,7 +147,7 @@ def _translated(
 
 
 def sweep_heads(
-    opened: TorchRun, text: str, target: str | None, limit: SizeLimit, seconds: float
+    opened: LoadedRun, text: str, target: str | None, limit: SizeLimit, seconds: float
 ) -> dict[str, Any]:
     """log P of the same text without each head: {"log_probability", "heads": {head: log P}}.
 
@@ -197,7 +197,7 @@ def _best(translator: Translator, text: str) -> list[int]:
     return hypotheses[0].tokens if hypotheses else []
 
 
-def continuation(opened: TorchRun, text: str, off: Sequence[HeadId], limit: SizeLimit) -> str:
+def continuation(opened: LoadedRun, text: str, off: Sequence[HeadId], limit: SizeLimit) -> str:
     """The continuation that a language model generates, with some heads knocked out.
 
     A separate request: the attention maps of the text do not depend on it and need not wait.
@@ -214,14 +214,14 @@ def continuation(opened: TorchRun, text: str, off: Sequence[HeadId], limit: Size
     return tokenizer.decode([*ids, *follows])[len(tokenizer.decode(ids)) :]
 
 
-def _prompt(opened: TorchRun, text: str) -> list[int]:
+def _prompt(opened: LoadedRun, text: str) -> list[int]:
     """The tokens of a text; the start token if it is empty."""
     return opened.tokenizer.encode(text) or [
         SpecialTokens(opened.tokenizer, opened.run.decode).start
     ]
 
 
-def _continued(opened: TorchRun, text: str, limit: SizeLimit) -> ForwardPass:
+def _continued(opened: LoadedRun, text: str, limit: SizeLimit) -> ForwardPass:
     model: Any = opened.model
     tokenizer = opened.tokenizer
     ids = _prompt(opened, text)
@@ -239,7 +239,7 @@ def _continued(opened: TorchRun, text: str, limit: SizeLimit) -> ForwardPass:
     return ForwardPass(record, output, {("decoder", "self"): (subwords, subwords)})
 
 
-def _read(opened: TorchRun, text: str, limit: SizeLimit) -> ForwardPass:
+def _read(opened: LoadedRun, text: str, limit: SizeLimit) -> ForwardPass:
     model: Any = opened.model
     encoder = opened.encoder()
     tokenizer, head = encoder.tokenizer, model.config.head
@@ -275,7 +275,7 @@ def _read(opened: TorchRun, text: str, limit: SizeLimit) -> ForwardPass:
     return ForwardPass(record, output, {("encoder", "self"): (subwords, subwords)})
 
 
-def _batch(ids: Sequence[int], opened: TorchRun) -> Tensor:
+def _batch(ids: Sequence[int], opened: LoadedRun) -> Tensor:
     return torch.tensor([list(ids)], device=opened.device)
 
 

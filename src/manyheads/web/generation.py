@@ -21,7 +21,7 @@ from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample, Sampler, Samples, filtered
 from manyheads.decode.translate import Translator
 from manyheads.errors import check_at_least
-from manyheads.loading import TorchRun
+from manyheads.loading import LoadedRun
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -66,7 +66,7 @@ class Generation:
     `limit` is the maximum number of generated tokens, including the end token.
     """
 
-    opened: TorchRun
+    opened: LoadedRun
     decode: Decode
     read: list[int]
     limit: int
@@ -171,7 +171,7 @@ class Generation:
         return torch.tensor([list(ids)], device=self.opened.device)
 
 
-def generation_of(opened: TorchRun, fields: Fields, max_tokens: int) -> Generation:
+def generation_of(opened: LoadedRun, fields: Fields, max_tokens: int) -> Generation:
     """The generation that a request {text, beam?, limit?} describes."""
     model: Any = opened.model
     if not isinstance(model, EncoderDecoder | Gpt):

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from manyheads.data.images import ImageData, ImageSet, read_image
 from manyheads.errors import UserError
-from manyheads.loading import TorchRun
+from manyheads.loading import LoadedRun
 from manyheads.models.vit import Vit
 from manyheads.nn.positions import Position
 from manyheads.tasks.images import check_size, from_pixels, normalize
@@ -97,7 +97,7 @@ def decode_upload(upload: str, size: int, channels: int) -> Picture:
             raise broken from None
 
 
-def load_image(opened: TorchRun, number: int) -> tuple[Picture, dict[str, Any]]:
+def load_image(opened: LoadedRun, number: int) -> tuple[Picture, dict[str, Any]]:
     """An image of the validation split, with its class."""
     data = opened.run.data
     if not isinstance(data, ImageData):
@@ -118,7 +118,7 @@ def _read_split(data: ImageData) -> ImageSet:
 
 
 def trace_image(
-    opened: TorchRun, pixels: Picture, about: dict[str, Any], limit: SizeLimit
+    opened: LoadedRun, pixels: Picture, about: dict[str, Any], limit: SizeLimit
 ) -> Trace:
     """Run an image through the model: attention maps, classes and position similarities."""
     model = opened.model

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from manyheads.decode.generate import Generator
 from manyheads.decode.translate import Translator
-from manyheads.loading import TorchRun
+from manyheads.loading import LoadedRun
 from manyheads.models.gpt import Gpt
 from manyheads.nn.block import Block, Stack
 from manyheads.nn.layers import Residual
@@ -96,7 +96,7 @@ class DecoderStates:
 
 
 def decoder_states(
-    opened: TorchRun, text: str, target: str | None, limit: SizeLimit
+    opened: LoadedRun, text: str, target: str | None, limit: SizeLimit
 ) -> DecoderStates:
     """Run a text through a decoder; an encoder–decoder scores `target`, or its own translation."""
     model: Any = opened.model
@@ -160,7 +160,7 @@ def _layers(fields: Fields, library: Library, limits: Limits) -> Response:
         return json_answer(lens_table(opened, states))
 
 
-def lens_table(opened: TorchRun, states: DecoderStates) -> dict[str, Any]:
+def lens_table(opened: LoadedRun, states: DecoderStates) -> dict[str, Any]:
     """The table of the lens. Tokens are ids; `pieces` maps them to subwords."""
     tokenizer = opened.tokenizer.target
     ids, probabilities, entropies, expected_probabilities = [], [], [], []

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
-from manyheads.errors import UserError
 from manyheads.exchange.huggingface import CONFIG
-from manyheads.loading import TorchRun, load_run
+from manyheads.loading import LoadedRun, load_run
 from manyheads.run import SETTINGS
 from manyheads.tasks.probes import FOLDER as PROBES
 from manyheads.tasks.probes import WEIGHTS
@@ -34,7 +33,7 @@ class Library:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._open: OrderedDict[tuple[str, str], TorchRun] = OrderedDict()
+        self._open: OrderedDict[tuple[str, str], LoadedRun] = OrderedDict()
         self._lock = Lock()
 
     def folders(self) -> dict[str, Path]:
@@ -76,7 +75,7 @@ class Library:
         return f"{max(times, default=0):x}"
 
     @contextmanager
-    def model(self, name: str) -> Iterator[TorchRun]:
+    def model(self, name: str) -> Iterator[LoadedRun]:
         """The model of a run, for one thread at a time, because hooks change the model.
 
         A request whose client has disconnected stops waiting.
@@ -106,12 +105,8 @@ def _split(name: str) -> tuple[str, str]:
     return run, step
 
 
-def _torch_run(folder: Path, snapshot: Path | None = None) -> TorchRun:
+def _torch_run(folder: Path, snapshot: Path | None = None) -> LoadedRun:
     opened = load_run(folder)
-    if not isinstance(opened, TorchRun):
-        raise UserError(
-            f"{folder.name} is an exported model without internals: open the original run"
-        )
     if snapshot is not None:
         tensors, _ = read_tensors(snapshot)
         opened.model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})

@@ -33,7 +33,7 @@ from manyheads.data.events import (
 from manyheads.data.music import MusicData
 from manyheads.decode.beam import SpecialTokens
 from manyheads.errors import UserError
-from manyheads.loading import TorchRun
+from manyheads.loading import LoadedRun
 from manyheads.models.capture import Kind
 from manyheads.models.gpt import Gpt
 from manyheads.web.attention import trace_of
@@ -154,7 +154,7 @@ def window(words: list[str], begin: int, most: int, unit: int) -> tuple[list[str
 
 
 def trace_piece(
-    opened: TorchRun, words: list[str], encoding: Encoding, about: dict[str, Any], limit: SizeLimit
+    opened: LoadedRun, words: list[str], encoding: Encoding, about: dict[str, Any], limit: SizeLimit
 ) -> Trace:
     """Run words through the model, after an end token as in training."""
     model, tokenizer = opened.model, opened.tokenizer

@@ -19,7 +19,7 @@ from manyheads.data.translation import PhrasebookData
 from manyheads.decode.beam import Hypothesis
 from manyheads.errors import UserError
 from manyheads.evaluate.alignment import word_maps
-from manyheads.loading import TorchRun
+from manyheads.loading import LoadedRun
 from manyheads.models.capture import has_cross_attention
 from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2Seq
 from manyheads.phrasebook import Pair, sentences
@@ -69,7 +69,9 @@ def name_of(*key: Any) -> str:
     return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:20]
 
 
-def _translated(opened: TorchRun, fields: Fields, limit: SizeLimit, about: dict[str, Any]) -> Trace:
+def _translated(
+    opened: LoadedRun, fields: Fields, limit: SizeLimit, about: dict[str, Any]
+) -> Trace:
     generation = generation_of(opened, fields, limit.tokens)
     if generation.continues:
         raise opened.unsupported("translates", "an encoder–decoder")
@@ -201,7 +203,7 @@ def load_phrasebooks(library: Library) -> None:
             return
 
 
-def _word_by_word(opened: TorchRun, pair: Pair, name: str) -> Trace:
+def _word_by_word(opened: LoadedRun, pair: Pair, name: str) -> Trace:
     """Gold links, and the attention maps of the model on the same pair."""
     manifest: dict[str, Any] = {
         "trace": name,

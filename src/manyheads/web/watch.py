@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from manyheads.decode.generate import Generator
 from manyheads.decode.translate import Translator
-from manyheads.loading import TorchRun
+from manyheads.loading import LoadedRun
 from manyheads.models.gpt import Gpt
 from manyheads.tasks.probes import (
     FOLDER,
@@ -95,7 +95,7 @@ def _removed(fields: Fields, library: Library) -> Response:
 
 
 def _without(
-    opened: TorchRun, model: Any, heads_off: list[HeadId], sentence: dict[str, Any]
+    opened: LoadedRun, model: Any, heads_off: list[HeadId], sentence: dict[str, Any]
 ) -> dict[str, Any]:
     if isinstance(model, Gpt):
         return _continuation_without(opened, model, heads_off, sentence)
@@ -113,7 +113,7 @@ def _without(
 
 
 def _continuation_without(
-    opened: TorchRun, model: Gpt, heads_off: list[HeadId], sentence: dict[str, Any]
+    opened: LoadedRun, model: Gpt, heads_off: list[HeadId], sentence: dict[str, Any]
 ) -> dict[str, Any]:
     ids, prompt = sentence["ids"], sentence["ids"][: len(sentence["source_tokens"])]
     generator = Generator(model, opened.tokenizer, opened.decode(beam=1))

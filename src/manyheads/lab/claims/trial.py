@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from manyheads.loading import TorchRun
+from manyheads.loading import LoadedRun
 from manyheads.models.base import Model
 from manyheads.recipes import read_recipe
 from manyheads.run import TOKENIZER, make_trainer, read_run
@@ -29,7 +29,7 @@ class Trial:
     `losses` has the mean of each step, in nats.
     """
 
-    opened: TorchRun
+    opened: LoadedRun
     losses: list[float]
 
 
@@ -44,7 +44,7 @@ def trained(recipe: str, *changes: str, seed: int, device: torch.device) -> Tria
         tokenizer = Tokenizer.load(tokenizer_file) if tokenizer_file.exists() else None
         losses = _losses(trainer)
     model = cast(Model, trainer.saved_model).eval()
-    opened = TorchRun(Path(recipe), run, tokenizer, device, model)
+    opened = LoadedRun(Path(recipe), run, tokenizer, device, model)
     return Trial(opened, losses)
 
 

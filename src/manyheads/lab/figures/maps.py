@@ -11,7 +11,7 @@ from torch import Tensor
 from manyheads.decode.translate import Translator
 from manyheads.errors import UserError
 from manyheads.evaluate.alignment import word_maps
-from manyheads.loading import TorchRun
+from manyheads.loading import LoadedRun
 from manyheads.models.bert import Bert
 from manyheads.models.capture import attentions, capture
 from manyheads.models.decoder_only_seq2seq import Baseline
@@ -39,7 +39,7 @@ class TextMaps:
 
 
 @torch.no_grad()
-def attention_maps(loaded: TorchRun, text: str, target: str | None = None) -> dict[str, TextMaps]:
+def attention_maps(loaded: LoadedRun, text: str, target: str | None = None) -> dict[str, TextMaps]:
     """Maps by name: encoder.self, decoder.self, decoder.cross.
 
     The target of an encoder–decoder is `target`, or the model's own translation. A row of
@@ -101,7 +101,7 @@ def attention_maps(loaded: TorchRun, text: str, target: str | None = None) -> di
     return result
 
 
-def word_alignment(loaded: TorchRun, pair: Pair) -> TextMaps:
+def word_alignment(loaded: LoadedRun, pair: Pair) -> TextMaps:
     """Cross-attention between the words of a sentence of the phrasebook."""
     model: Any = loaded.model
     [(_, weights)] = word_maps(model, loaded.tokenizer, [pair])

@@ -15,7 +15,7 @@ from manyheads.errors import UserError, check_above_zero, check_at_least
 from manyheads.lab.figures import plots
 from manyheads.lab.figures.maps import TextMaps, attention_maps, word_alignment
 from manyheads.lab.landscape import landscape
-from manyheads.loading import TorchRun
+from manyheads.loading import LoadedRun
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.block import Architecture, Stack
 from manyheads.nn.positions import Position, PositionConfig, PositionSizes
@@ -71,7 +71,7 @@ def position_matrix(position: Position, sizes: PositionSizes, length: int) -> Ma
 
 
 def draw_attention(
-    loaded: TorchRun,
+    loaded: LoadedRun,
     kind: str,
     text: str,
     target: str | None,
@@ -101,7 +101,7 @@ def draw_attention(
 
 
 def draw_pair(
-    loaded: TorchRun, pair: Pair, path: Path, layer: int | None, head: int | None
+    loaded: LoadedRun, pair: Pair, path: Path, layer: int | None, head: int | None
 ) -> None:
     """Cross-attention between the words of a sentence with gold links, which are framed."""
     links = [(target, source) for source, target in pair.alignment]
@@ -122,14 +122,14 @@ def _draw_head(
     plots.heat_map(maps.head(at, head), maps.rows, maps.columns, title, path, marks=links)
 
 
-def _known_pair(loaded: TorchRun, text: str) -> Pair | None:
+def _known_pair(loaded: LoadedRun, text: str) -> Pair | None:
     if not isinstance(loaded.run.data, PhrasebookData):
         return None
     splits = (loaded.run.data.read(split).aligned or [] for split in ("test", "valid"))
     return next((pair for pairs in splits for pair in pairs if pair.source == text), None)
 
 
-def draw_positions(loaded: TorchRun, length: int, path: Path) -> None:
+def draw_positions(loaded: LoadedRun, length: int, path: Path) -> None:
     check_at_least("--length", length, 2)
     config = loaded.run.model
     if not isinstance(config, Architecture):
@@ -151,7 +151,7 @@ def draw_curves(
     plots.curves(lines, f"{metric} ({split})", metric, path)
 
 
-def draw_landscape(loaded: TorchRun, size: int, reach: float, seed: int, path: Path) -> None:
+def draw_landscape(loaded: LoadedRun, size: int, reach: float, seed: int, path: Path) -> None:
     check_above_zero("--reach", reach)
     with Bar("landscape", 2 * size * size) as bar:
         losses = landscape(
