@@ -23,12 +23,18 @@ from manyheads.commands.inspect import capture, info, tokenize
 from manyheads.commands.lab import claims, cost, plan, quiz, scale, tables
 from manyheads.commands.serve import serve, view
 from manyheads.commands.shared import say, write
-from manyheads.commands.training import compare, demo, distill, train
+from manyheads.commands.training import compare, demo, distill, prepare, train
 from manyheads.commands.translate import summarize, translate
 from manyheads.errors import DataError, UserError
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
-    "Train": {"demo": demo, "train": train, "distill": distill, "compare": compare},
+    "Train": {
+        "demo": demo,
+        "prepare": prepare,
+        "train": train,
+        "distill": distill,
+        "compare": compare,
+    },
     "Use": {
         "translate": translate,
         "summarize": summarize,

@@ -447,7 +447,7 @@ def make_trainer(
 def prepare(run: Run, folder: Path, part: Any) -> tuple[Run, Tokenizer | None]:
     """Settle what the data decides (tokenizer, sizes, labels) and write it down, once."""
     make_folder(folder)
-    tokenizer = _make_tokenizer(run, folder, part) if run.spec.reads_text else None
+    tokenizer = make_tokenizer(run, folder, part) if run.spec.reads_text else None
     if tokenizer is not None and not run.init:
         model: Any = dataclasses.replace(run.model, vocab_size=tokenizer.vocab_size)
         if run.target_tokens is not None:
@@ -464,11 +464,13 @@ def prepare(run: Run, folder: Path, part: Any) -> tuple[Run, Tokenizer | None]:
     return run, tokenizer
 
 
-def _make_tokenizer(run: Run, folder: Path, part: Any) -> Tokenizer:
-    """The tokenizer of the folder; else that of the model to start from; else a new one."""
+def make_tokenizer(run: Run, folder: Path, part: Any) -> Tokenizer:
+    """The tokenizer of the folder; that of prepared data or of `init`; else a new one."""
     if (folder / SETTINGS).exists():
         return read_tokenizer(folder)
-    if run.init:
+    if hasattr(part, "shards") and not run.init:
+        tokenizer = part.shards.tokenizer()
+    elif run.init:
         tokenizer = _start_tokenizer(run)
     else:
         assert run.tokens is not None  # a recipe has them

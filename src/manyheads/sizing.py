@@ -91,12 +91,15 @@ RULES: dict[tuple[str, str], tuple[str, Callable[..., int], Callable[..., Settin
 }
 
 
-def fit_to_data(run: "Run", part: Any) -> tuple["Run", list[str]]:
-    """The run with the settings of `by_data` chosen for its training split, and a remark on it."""
+def fit_to_data(run: "Run", part: Any, amount: int | None = None) -> tuple["Run", list[str]]:
+    """The run with the settings of `by_data` chosen for its training split, and a remark on it.
+
+    `amount` is that of the data, if `part` has only a sample.
+    """
     if not run.by_data or run.data is None:
         return run, []
     unit, count, rule = RULES[run.task, run.data.kind]
-    amount = count(run, part)
+    amount = amount or getattr(part, "amount", None) or count(run, part)
     chosen = {name: value for name, value in rule(run, amount).items() if name in run.by_data}
     settings = [f"{name}={value}" for name, value in chosen.items()]
     run = dataclasses.replace(run, by_data=())

@@ -1,5 +1,6 @@
 """Commands that train: demo, train, distill, compare."""
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -189,6 +190,32 @@ def _next_step(run: "Run", folder: Path) -> str:
         return f"fine-tune it: {command_name()} train classify data.train=FILE init={folder}"
     split = "" if run.data and "test" in run.data.splits() else " --split valid"
     return f"next: {command_name()} evaluate {folder}{split}"
+
+
+def prepare(
+    recipe: Recipe,
+    overrides: options.Overrides = None,
+    out: Annotated[Path, out_option("Folder of the prepared data", "FOLDER")] = Path("prepared"),
+    workers: Annotated[
+        int | None, option("Processes that tokenise [default: one for each core]", min=1)
+    ] = None,
+) -> None:
+    """Tokenise a large corpus once, in parallel; again: continue, or verify.
+
+    Examples
+      $ manyheads prepare language data.folder=corpus --out prepared
+      $ manyheads train language data.folder=prepared
+      $ manyheads prepare translation data.train=pairs.jsonl.gz --workers 16
+
+    Training maps the shards in FOLDER: it starts at once, and its memory does not
+    grow with the corpus. The tokens are those of training without preparation.
+    For language models of text, and translation.
+    """
+    from manyheads.prepare import prepare_data
+
+    refuse_torchrun("prepare")
+    prepare_data(_recipe(recipe, overrides, None), out, workers or os.cpu_count() or 1, say)
+    say(f"prepared: {out}; next: {command_name()} train {recipe} data.folder={out}")
 
 
 def distill(

@@ -5,11 +5,14 @@ from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
 
 from manyheads.config import Between, nearest
 from manyheads.data.files import TABLES, is_here
 from manyheads.errors import UserError
+
+if TYPE_CHECKING:
+    from manyheads.data.prepared import Index
 
 # File names of each split, in order of preference.
 STEMS = {"train": ("train",), "valid": ("valid", "val", "dev", "validation"), "test": ("test",)}
@@ -50,11 +53,17 @@ class SplitData(Generic[Files]):
     RENAMED: ClassVar[dict[str, str]] = {"held_out": "valid_fraction"}
 
     def splits(self) -> list[str]:
+        if index := read_index(self.folder):
+            texts = (split for split in STEMS if find_table(self.folder, "", split))
+            return list(dict.fromkeys([*index.splits, *texts]))
         return [split for split in STEMS if split != "test" or self._find(split) is not None]
 
     def read(self, split: str) -> Any:
         """The data of a split."""
-        files, is_held_out = self._locate(split)
+        index = read_index(self.folder)
+        if index is not None and split in index.splits:
+            return index.part(split)
+        files, is_held_out = self.locate(split)
         part = self._read(files)
         return part.part(split, self.valid_fraction) if is_held_out else part
 
@@ -62,7 +71,7 @@ class SplitData(Generic[Files]):
         """The data of files, of which `part(split, valid_fraction)` gives a part."""
         raise NotImplementedError
 
-    def _locate(self, split: str) -> tuple[Files, bool]:
+    def locate(self, split: str) -> tuple[Files, bool]:
         """The files of a split, and whether only a part of them belongs to it."""
         check_split(split, [*STEMS, *self._extra_splits()])
         is_held_out = split in ("train", "valid") and self._find("valid") is None
@@ -107,6 +116,13 @@ def find_table(folder: str, name: str, split: str) -> Path | None:
     return next((path for path in paths if folder and is_here(path)), None)
 
 
+def read_index(folder: str) -> "Index | None":
+    """The index of prepared data, if a folder holds such data."""
+    from manyheads.data import prepared  # which imports this module
+
+    return prepared.read_index(folder)
+
+
 def report_leaks(data: Any, train: SplitItems, valid: SplitItems) -> list[str]:
     """A line for each split with items that also occur in training."""
     parts, notes = {"valid": valid}, []
@@ -139,11 +155,15 @@ def check_folder(folder: str, file_setting: str = "data.folder") -> Path:
 
 def hold_out(count: int, fraction: float, seed: int) -> tuple[list[int], list[int]]:
     """Rows for training and rows for validation, at least one of each, in ascending order."""
+    validation = held_out_rows(count, fraction, seed)
+    return [row for row in range(count) if row not in validation], sorted(validation)
+
+
+def held_out_rows(count: int, fraction: float, seed: int) -> set[int]:
     if count < 2:
         raise UserError(f"cannot hold out some of {count} rows: add rows, or validation files")
     held_out = min(max(round(count * fraction), 1), count - 1)
-    validation = set(random.Random(seed).sample(range(count), held_out))
-    return [row for row in range(count) if row not in validation], sorted(validation)
+    return set(random.Random(seed).sample(range(count), held_out))
 
 
 def select_rows(part: Part, rows: Sequence[int]) -> Part:

@@ -266,31 +266,42 @@ def _parse_json(line: str, where: str) -> dict[str, Any]:
     return row
 
 
-def read_parallel(*paths: Path, skip_empty: bool = False) -> tuple[list[list[str]], int]:
-    """Files of which line n of one translates line n of the others; how many were skipped.
+def stream_parallel(
+    *paths: Path, skip_empty: bool = False
+) -> Iterator[tuple[int, list[str] | None]]:
+    """Files of which line n of one translates line n of the others, line by line from 1.
 
-    A row with an empty line is skipped or refused.
+    A row with an empty line is refused, or None if it is skipped.
     """
-    columns = [read_lines(path) for path in paths]
-    for path, lines in zip(paths, columns, strict=True):
-        if len(lines) != len(columns[0]):
+    number = 0
+    rows = zip_longest(*map(stream_lines, paths))
+    for number, row in enumerate(rows, start=1):
+        if None in row:
+            counts = [number - 1 + (line is not None) for line in row]
+            for more in rows:
+                counts = [n + (line is not None) for n, line in zip(counts, more, strict=True)]
+            path, count = next((p, n) for p, n in zip(paths, counts, strict=True) if n != counts[0])
             raise DataError(
-                f"{paths[0]} has {len(columns[0])} lines but {path} has {len(lines)}; "
+                f"{paths[0]} has {counts[0]} lines but {path} has {count}; "
                 "line n of one must translate line n of the other"
             )
-    rows = []
-    for number, row in enumerate(zip(*columns, strict=True), start=1):
-        empty = next(
-            (path for path, line in zip(paths, row, strict=True) if not line.strip()), None
-        )
-        if empty is None:
-            rows.append(row)
-        elif not skip_empty:
-            raise DataError(f"{empty}:{number}: empty line; fix it, or set data.empty_lines=skip")
+        if all(line.strip() for line in row):
+            yield number, list(row)
+        elif skip_empty:
+            yield number, None
+        else:
+            path = next(path for path, line in zip(paths, row, strict=True) if not line.strip())
+            raise DataError(f"{path}:{number}: empty line; fix it, or set data.empty_lines=skip")
+
+
+def read_parallel(*paths: Path, skip_empty: bool = False) -> tuple[list[list[str]], int]:
+    """The same as a list for each file; and how many rows were skipped."""
+    table = list(stream_parallel(*paths, skip_empty=skip_empty))
+    rows = [row for _, row in table if row is not None]
     if not rows:
         names = " and ".join(map(str, paths))
         raise DataError(f"{names}: every pair has an empty line; check the files")
-    return [list(column) for column in zip(*rows, strict=True)], len(columns[0]) - len(rows)
+    return [list(column) for column in zip(*rows, strict=True)], len(table) - len(rows)
 
 
 def join_names(names: Sequence[str], limit: int = 10) -> str:

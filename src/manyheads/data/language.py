@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -15,7 +15,7 @@ from jaxtyping import Int
 
 from manyheads.data.batching import digest_of
 from manyheads.data.corpus import SplitData, SplitItems, check_folder
-from manyheads.data.files import PACKED, is_table, plain_name, read_columns, read_lines
+from manyheads.data.files import PACKED, is_table, plain_name, read_columns, stream_lines
 from manyheads.errors import DataError, UserError
 from manyheads.tokenizer.tokenizer import Tokenizer
 
@@ -30,6 +30,8 @@ NOT_TEXT = (".md", ".json", ".toml")
 BLOCK = 1 << 17
 LONG_LINE = 50  # characters
 CALL = 1 << 21
+
+LARGEST_SHUFFLE = 1 << 20  # numbers in one shuffle; more are shuffled block by block
 
 REST_OF_WORD = re.compile(r"\A(\w|['’]\w)*")
 
@@ -71,9 +73,15 @@ class Texts(SplitItems):
         """The strings that a tokenizer gets, in training and in use."""
         return [string for document in self.documents for string in self.blocks(document)]
 
+    def encoded(self, tokenizer: Tokenizer, *, ends: bool) -> "EncodedText":
+        return EncodedText(self, tokenizer, ends=ends)
+
     def blocks(self, document: list[str]) -> list[str]:
         """The strings of one document: its sentences, or long blocks of a running text."""
-        return document if self.lines == "sentences" else list(_blocks(*document))
+        if self.lines == "sentences":
+            return document
+        [text] = document
+        return list(join_blocks(re.findall(r"[^\n]*\n|[^\n]+", text)))
 
     def part(self, split: str, valid_fraction: float) -> "Texts":
         """The beginning for training, or the end for validation.
@@ -84,7 +92,7 @@ class Texts(SplitItems):
         if self.lines == "text" and (len(documents) == 1 or not self.from_rows):
             parts = _cut_text(documents, valid_fraction)
         elif len(documents) > 1:
-            first = _first_part(len(documents), valid_fraction)
+            first = first_part(len(documents), valid_fraction)
             parts = documents[:first], documents[first:]
         else:
             [sentences] = documents
@@ -93,7 +101,7 @@ class Texts(SplitItems):
                     f"{self.name}: one sentence cannot be divided into training and validation: "
                     "add text, or a file NAME.valid.txt"
                 )
-            first = _first_part(len(sentences), valid_fraction)
+            first = first_part(len(sentences), valid_fraction)
             parts = [sentences[:first]], [sentences[first:]]
         which = "the last part" if split == "valid" else "the first part"
         return replace(self, documents=parts[split == "valid"], name=f"{self.name}, {which}")
@@ -106,22 +114,24 @@ class Texts(SplitItems):
         return 0 if self.lines == "text" else sum(1 for _ in self._sentences())
 
 
-def _blocks(text: str) -> Iterator[str]:
-    """A running text in blocks of complete lines.
+def join_blocks(lines: Iterable[str]) -> Iterator[str]:
+    """The lines of a running text, with their ends, as blocks of many.
 
     A block ends where every tokenizer splits anyway: between two words with only a line end
     between them, or before a space that belongs to the next word. A text without such a boundary
     for long (code with deep indents) is cut at some line end.
     """
-    lines, start, size = re.findall(r"[^\n]*\n|[^\n]+", text), 0, 0
-    for row, line in enumerate(lines):
+    block: list[str] = []
+    size = 0
+    for line in lines:
         if size >= BLOCK:
-            is_boundary = re.search(r"\S\n\S|\n \S", lines[row - 1][-2:] + line[:2])
+            is_boundary = re.search(r"\S\n\S|\n \S", block[-1][-2:] + line[:2])
             if is_boundary or size >= CALL:
-                yield "".join(lines[start:row])
-                start, size = row, 0
+                yield "".join(block)
+                block, size = [], 0
+        block.append(line)
         size += len(line)
-    yield "".join(lines[start:])
+    yield "".join(block)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,24 +201,38 @@ class TextData(SplitData[list[Path]]):
         return files
 
     def _documents(self, path: Path) -> list[list[str]]:
-        if is_table(path):
-            rows = (row for _, row in read_columns(path, {"text": self.text}) if row)
-            documents = [document for [text] in rows for document in self._split(text.split("\n"))]
-        else:
-            documents = self._split(read_lines(path))
-        if not any(text.strip() for document in documents for text in document):
+        documents: list[list[str]] = []
+        for begins, line in self.stream(path):
+            documents += [[]] if begins else []
+            documents[-1].append(line)
+        return [["".join(lines)] for lines in documents] if self.lines == "text" else documents
+
+    def stream(self, path: Path) -> Iterator[tuple[bool, str]]:
+        """The lines of running text, with their ends, or the sentences of a file.
+
+        And whether each is the first of a document.
+        """
+        texts: Iterable[Iterable[str]] = (
+            [stream_lines(path)]
+            if not is_table(path)
+            else (row[0].split("\n") for _, row in read_columns(path, {"text": self.text}) if row)
+        )
+        is_empty = True
+        for lines in texts:
+            begins = True
+            for line in lines:
+                text = line.strip()
+                is_empty = is_empty and not text
+                if self.lines == "text":
+                    text = f"{line}\n"
+                if text:
+                    yield begins, text
+                begins = not text
+        if is_empty:
             raise DataError(f"{path}: every line is empty; replace or remove the file")
-        return documents
-
-    def _split(self, lines: list[str]) -> list[list[str]]:
-        """The documents in some lines."""
-        if self.lines == "text":
-            return [["\n".join([*lines, ""])]]
-        groups = groupby((line.strip() for line in lines), bool)
-        return [list(sentences) for has_words, sentences in groups if has_words]
 
 
-def _first_part(count: int, valid_fraction: float) -> int:
+def first_part(count: int, valid_fraction: float) -> int:
     """How many of `count` are for training; at least one is, and one is not.
 
     Exact arithmetic: in floating point 10 · (1 − 0.9) is less than 1.
@@ -225,7 +249,7 @@ def _cut_text(
     The second part begins with a word: the rest of a word that the cut divides is left out.
     """
     sizes = [len(text) for [text] in documents]
-    left = _first_part(sum(sizes), valid_fraction)
+    left = first_part(sum(sizes), valid_fraction)
     number = int(np.searchsorted(np.cumsum(sizes), left, "right"))
     [text], left = documents[number], left - sum(sizes[:number])
     first, last = text[:left], text[left:]
@@ -299,7 +323,7 @@ def room_for_text(max_length: int, special_tokens: int) -> int:
 
 
 def gather(
-    flat: Int[np.ndarray, " n"], starts: Int[np.ndarray, " rows"], length: int
+    flat: Any, starts: Int[np.ndarray, " rows"], length: int
 ) -> Int[np.ndarray, "rows length"]:
     """The windows of `length` tokens that begin at `starts`."""
     return flat[starts[:, None] + np.arange(length)]
@@ -344,11 +368,44 @@ class Windows:
         parts = []
         while begin < stop:
             epoch, index = divmod(begin, self.per_epoch)
-            parts.append(self._epoch(epoch)[index : index + stop - begin])
+            offset, order = self._epoch(epoch)
+            parts.append(offset + self.length * order[index : index + stop - begin])
             begin += len(parts[-1])
         return np.concatenate(parts)
 
-    def _cut(self, epoch: int) -> Int[np.ndarray, " _"]:
+    def _cut(self, epoch: int) -> tuple[int, Any]:
         random = np.random.default_rng([self.seed, epoch])
-        offset = random.integers(self._offsets)
-        return offset + self.length * random.permutation(self.per_epoch)
+        offset = int(random.integers(self._offsets))
+        if self.per_epoch <= LARGEST_SHUFFLE:
+            return offset, random.permutation(self.per_epoch)
+        return offset, BlockShuffle(self.per_epoch, [self.seed, epoch])
+
+
+class BlockShuffle:
+    """A seeded order of `count` numbers, with an index that does not grow with them.
+
+    Blocks of consecutive numbers are shuffled and divided into groups; the numbers of a group are
+    shuffled in turn.
+    """
+
+    def __init__(self, count: int, seed: list[int], largest: int = LARGEST_SHUFFLE) -> None:
+        self.count, self.seed = count, seed
+        self.size = -(-count // (largest // 16))
+        blocks = np.random.default_rng([*seed, 0]).permutation(-(-count // self.size))
+        self.groups = np.array_split(blocks, min(len(blocks), -(-count // largest)))
+        self.edges = np.cumsum([0, *(len(self._numbers(group)) for group in self.groups)])
+        self._group = lru_cache(maxsize=2)(self._shuffle)
+
+    def __getitem__(self, part: slice) -> Int[np.ndarray, " _"]:
+        """The numbers at these positions, or only those of them that are in one group."""
+        group = int(self.edges.searchsorted(part.start, "right")) - 1
+        first = int(self.edges[group])
+        return self._group(group)[part.start - first : part.stop - first]
+
+    def _shuffle(self, group: int) -> Int[np.ndarray, " _"]:
+        random = np.random.default_rng([*self.seed, 1, group])
+        return random.permutation(self._numbers(self.groups[group]))
+
+    def _numbers(self, blocks: Int[np.ndarray, " _"]) -> Int[np.ndarray, " _"]:
+        numbers = (blocks[:, None] * self.size + np.arange(self.size)).ravel()
+        return numbers[numbers < self.count]

@@ -143,7 +143,7 @@ class MusicData(SplitData[Path]):
             )
 
     def read(self, split: str) -> Music:
-        path, is_held_out = self._locate(split)
+        path, is_held_out = self.locate(split)
         pieces = (
             _read_chorales(path, split) if self.file else self._encode(path, split, is_held_out)
         )

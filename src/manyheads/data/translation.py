@@ -1,9 +1,9 @@
 """Parallel text as padded batches: sources, decoder inputs, labels and their masks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -12,7 +12,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.config import Between, nearest
-from manyheads.data.batching import Ragged, Rows, TooLong, digest_of, fit_length, map_tensors
+from manyheads.data.batching import (
+    Batches,
+    Ragged,
+    Rows,
+    TooLong,
+    digest_of,
+    fit_length,
+    map_tensors,
+)
 from manyheads.data.corpus import (
     STEMS,
     SplitData,
@@ -23,7 +31,7 @@ from manyheads.data.corpus import (
     hold_out,
     select_rows,
 )
-from manyheads.data.files import is_here, plain_name, read_columns, read_parallel
+from manyheads.data.files import is_here, plain_name, read_columns, read_parallel, stream_parallel
 from manyheads.errors import DataError, UserError
 from manyheads.phrasebook import Pair, sentences
 from manyheads.tokenizer.bpe_dropout import BpeDropout
@@ -49,6 +57,11 @@ class Corpus(SplitItems):
 
     def items(self) -> Iterable[tuple[str, str]]:
         return zip(self.sources, self.targets, strict=True)
+
+    def encoded(
+        self, tokenizer: Tokenizer, max_length: int, too_long: TooLong, frame: "Frame"
+    ) -> "EncodedPairs":
+        return EncodedPairs(self, tokenizer, max_length, too_long, frame)
 
     def part(self, split: str, valid_fraction: float) -> "Corpus":
         """The pairs for training, or those held out for validation."""
@@ -121,23 +134,24 @@ class FilesData(SplitData[tuple[Path, Path]]):
 
     def _read(self, files: tuple[Path, Path]) -> Corpus:
         source, target = files
-        skip = self.empty_lines == "skip"
-        name = f"{source}, {target}"
-        rows: list[int] | None = None
-        if not self.source:
-            columns = {"source_column": self.source_column, "target_column": self.target_column}
-            table = [*read_columns(source, columns, skip="empty_lines", on=skip)]
-            pairs = [(line - 1, *row) for line, row in table if row is not None]
-            if not pairs:
-                raise DataError(f"{source}: no row with both sides; check the file")
-            numbers, sources, targets = (list(side) for side in zip(*pairs, strict=True))
-            rows, skipped, name = numbers, len(table) - len(pairs), str(source)
-        else:
-            (sources, targets), skipped = read_parallel(source, target, skip_empty=skip)
+        table = list(self.stream(files))
+        pairs = [(line - 1, *row) for line, row in table if row is not None]
+        name = f"{source}, {target}" if self.source else str(source)
+        if not pairs:
+            raise DataError(f"{name}: no row with both sides; check the file")
+        numbers, sources, targets = (list(side) for side in zip(*pairs, strict=True))
         notes = [f"{name}: {len(sources):,} pairs"]
-        if skipped:
+        if skipped := len(table) - len(pairs):
             notes.append(f"{skipped:,} pairs with an empty side were skipped")
-        return Corpus(sources, targets, notes=tuple(notes), name=name, rows=rows)
+        return Corpus(sources, targets, notes=tuple(notes), name=name, rows=numbers)
+
+    def stream(self, files: tuple[Path, Path]) -> Iterator[tuple[int, list[str] | None]]:
+        """The number of each row, from 1, and both sides; None if it is skipped."""
+        skip = self.empty_lines == "skip"
+        if self.source:
+            return stream_parallel(*files, skip_empty=skip)
+        columns = {"source_column": self.source_column, "target_column": self.target_column}
+        return read_columns(files[0], columns, skip="empty_lines", on=skip)
 
     def _find(self, split: str) -> tuple[Path, Path] | None:
         """The two files of a split: the configured ones, or those found by their stem."""
@@ -329,6 +343,10 @@ class EncodedPairs:
     def lengths(self) -> Int[np.ndarray, " rows"]:
         """The longer side of each row."""
         return np.maximum(self.sources.lengths, self.targets.lengths)
+
+    def order(self, budget: int, seed: int) -> Any:
+        """Batches of so many tokens for every step."""
+        return Batches(self.lengths, budget, seed)
 
     def batch(self, rows: Rows) -> Batch:
         return Batch.of(self.sources, self.targets, rows, self.frame.start, self.frame.pad)

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyheads import plugins
-from manyheads.config import assign, kinds_of, nearest, override_all, read_toml
+from manyheads.config import assign, change, dump, kinds_of, nearest, override_all, read_toml
+from manyheads.data.corpus import read_index
 from manyheads.errors import UserError
 from manyheads.nn.block import on_meta
 from manyheads.presets import PRESETS, ModelConfig, preset
-from manyheads.run import Run, choose_device, parse_run, train_run
+from manyheads.run import Run, choose_device, differences, parse_run, train_run
 from manyheads.sizing import SIZES
 from manyheads.tasks.spec import kinds
 from manyheads.train.metrics import Callback
@@ -79,6 +80,7 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
         run = _with_preset(chosen, run, settings)
     else:
         run = override_all(run, settings)
+    run = _with_prepared(run, settings)
     run = _keep_given(run, recipe, settings)
     _check_settings(settings, run)
     needs_tokens = not run.init and run.spec.reads_text
@@ -154,6 +156,25 @@ def _with_preset(name: str, run: Run, settings: Sequence[str]) -> Run:
     run = copy.copy(run)
     object.__setattr__(run, "model", run.spec.finetune(config, run))
     return override_all(run, of_model)
+
+
+def _with_prepared(run: Run, settings: Sequence[str]) -> Run:
+    """The run with the settings that data in `data.folder` were prepared with."""
+    index = read_index(getattr(run.data, "folder", ""))
+    if index is None:
+        return run
+    if index.task != run.task:
+        raise UserError(f"{index.folder} was prepared for task={index.task}: choose its recipe")
+    table: dict[str, object] = {"data": {**index.data, "folder": str(index.folder)}}
+    if not run.init and index.tokens is not None:
+        table |= {"tokens": index.tokens, "target_tokens": index.target_tokens or "none"}
+    by_data = [name for name in run.by_data if not name.startswith("tokens.")]
+    prepared = change(dataclasses.replace(run, by_data=tuple(by_data)), table)
+    decided = [text for text in settings if text.startswith(("data.", "tokens", "target_tokens"))]
+    changes = differences(dump(override_all(prepared, decided)), dump(prepared))
+    if changes:
+        raise UserError(f"{index.folder} is prepared, and {changes[0]}: leave it out")
+    return prepared
 
 
 def _keep_given(run: Run, recipe: Run, settings: Sequence[str]) -> Run:

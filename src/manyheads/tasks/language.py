@@ -161,8 +161,8 @@ class LanguageTask(WindowTask[LanguageBatch]):
     def load(self, part: Any, valid: Any) -> None:
         self.length, self.valid_texts = self.run.model.max_length, valid
         self.objective = self.run.objective or Causal()
-        self.text = EncodedText(part, self.tokenizer, ends=True)
-        self.valid = EncodedText(valid, self.tokenizer, ends=True)
+        self.text = part.encoded(self.tokenizer, ends=True)
+        self.valid = valid.encoded(self.tokenizer, ends=True)
         self.set_order(len(self.text.flat) - 1, self.length)  # the last token is only predicted
 
     def batch(self, rows: Rows) -> LanguageBatch:
@@ -202,7 +202,7 @@ def evaluate(
     objective, context = run.objective or Causal(), run.model.max_length
     check_stride(stride, context)
     texts = data.read(split_name)
-    text = EncodedText(texts, loaded.tokenizer, ends=True)
+    text = texts.encoded(loaded.tokenizer, ends=True)
     windows = SlidingWindows.over(len(text.flat), context, stride)
     with Bar("evaluate", len(text.flat) - 1) as bar:
         batch_tokens = run.decode.forward_tokens

@@ -243,7 +243,7 @@ def language_probe(task: Any, model: Any, folder: Path) -> Probe | None:
     return Probe(task, folder, examples, measure)
 
 
-def choose_windows(model: Gpt, text: np.ndarray, tokenizer: Tokenizer) -> list[list[int]]:
+def choose_windows(model: Gpt, text: Any, tokenizer: Tokenizer) -> list[list[int]]:
     """Windows evenly spaced in a text, each from the beginning of a word."""
     maps = model.config.layers * model.config.heads
     # A causal map is half zeros, which take no space.

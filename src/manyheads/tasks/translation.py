@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from manyheads.data.batching import Batches, batches_by_length, split
+from manyheads.data.batching import batches_by_length, split
 from manyheads.data.translation import (
     Batch,
     Corpus,
@@ -121,7 +121,7 @@ class TranslationTask(BaseTask[Batch]):
         self.graphs = GraphCache()  # one for all validations
         frame = SpecialTokens(self.tokenizer, self.run.decode).frame
         self.data, self.valid = (
-            EncodedPairs(corpus, self.tokenizer, max_length, train.too_long, frame)
+            corpus.encoded(self.tokenizer, max_length, train.too_long, frame)
             for corpus in (part, valid)
         )
         copies = train.bpe_dropout_copies
@@ -134,8 +134,7 @@ class TranslationTask(BaseTask[Batch]):
         self.digest = self.data.digest()
         self.notes += [*self.data.notes, *self.valid.notes]
         self.notes += filter(None, [self.warn_metrics(valid)])
-        budget = train.batch_tokens * train.accumulate
-        self.order = Batches(self.data.lengths, budget, self.run.seed)
+        self.order = self.data.order(train.batch_tokens * train.accumulate, self.run.seed)
         self.per_epoch = -(-self.order.per_epoch // copies)  # copies do not make an epoch longer
 
     def batches(self, step: int) -> list[Batch]:

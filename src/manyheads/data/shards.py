@@ -1,0 +1,207 @@
+"""Shards of prepared data: token ids in files that are mapped, and never read as a whole.
+
+A shard is a safetensors file with arrays of numbers and, in its header, a checksum and facts. It
+is a pure function of the texts in it and of the tokenizer, and is complete or absent. This module
+does without torch, which a worker process would take seconds to import.
+"""
+
+import json
+import multiprocessing
+import os
+import threading
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+from safetensors.numpy import save_file
+
+from manyheads.errors import DataError
+from manyheads.fileio import replace_file
+from manyheads.tokenizer.tokenizer import Tokenizer
+
+HEADER, FORMAT = "manyheads", 1
+CALL = 1 << 21  # characters in one call of the tokenizer, which keeps hundreds of bytes a token
+MAPPED = 32  # shards that a process maps at once: they count as its memory
+DTYPES = {"U16": np.uint16, "U32": np.uint32}
+Arrays = dict[str, np.ndarray]
+Facts = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """Texts to encode, one row each: its ids come after `before` and, with `ends`, before `end`."""
+
+    texts: list[str]
+    ends: list[bool]
+    before: tuple[int, ...]
+    end: int
+
+    def encode(self, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+        """All tokens, and where each row begins and the last one ends."""
+        wide = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+        parts: list[np.ndarray] = []
+        lengths: list[int] = []
+        for start, stop in self._calls():
+            for ids, ends in zip(
+                tokenizer.encode_batch(self.texts[start:stop]), self.ends[start:stop], strict=True
+            ):
+                row = [*self.before, *ids, *([self.end] if ends else [])]
+                parts.append(np.array(row, wide))
+                lengths.append(len(row))
+        return np.concatenate(parts), np.cumsum([0, *lengths]).astype(np.uint32)
+
+    def _calls(self) -> Iterator[tuple[int, int]]:
+        start = size = 0
+        for row, text in enumerate(self.texts, start=1):
+            size += len(text)
+            if row == len(self.texts) or size >= CALL:
+                yield start, row
+                start, size = row, 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A shard to write: its columns, and the rows of the first with which documents begin."""
+
+    path: Path
+    columns: dict[str, Column]
+    documents: list[int] = field(default_factory=list)
+
+    def write(self, tokenizer: Tokenizer) -> None:
+        if self.path.exists():  # complete, by a preparation that was killed
+            return
+        arrays: Arrays = {}
+        for name, column in self.columns.items():
+            side = tokenizer.target if name == "target" else tokenizer
+            arrays[f"{name}.tokens"], arrays[f"{name}.starts"] = column.encode(side)
+        first = next(iter(self.columns))
+        texts = self.columns[first].texts
+        facts = {
+            "rows": len(texts),
+            "characters": sum(map(len, texts)),
+            "bytes": sum(len(text.encode()) for text in texts),
+            "words": sum(len(text.split()) for text in texts),
+            "tokens": {name: len(arrays[f"{name}.tokens"]) for name in self.columns},
+            "longest": max(int(np.diff(arrays[f"{n}.starts"]).max()) for n in self.columns),
+            "documents": len(self.documents),
+        }
+        arrays["documents"] = arrays[f"{first}.starts"][self.documents]
+        facts |= {"format": FORMAT, "checksum": checksum(arrays)}
+        header = {HEADER: json.dumps(facts)}  # one key: several would be written in any order
+        replace_file(self.path, lambda partial: save_file(arrays, partial, header))
+
+
+def write_shards(jobs: Iterable[Job], tokenizer_path: Path, workers: int) -> Iterator[Job]:
+    """Write shards in worker processes, and return each job in order once it is done."""
+    tokenizer, pending = Tokenizer.load(tokenizer_path), deque[tuple[Job, Future[None]]]()
+    if workers == 1:
+        for job in jobs:
+            job.write(tokenizer)
+            yield job
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _start_worker, (tokenizer_path,)) as pool:
+        for job in jobs:
+            pending.append((job, pool.submit(_write, job)))
+            if len(pending) > workers + 1:  # one more, so that no worker waits
+                done, future = pending.popleft()
+                future.result()
+                yield done
+        for done, future in pending:
+            future.result()
+            yield done
+
+
+_TOKENIZER: list[Tokenizer] = []  # that of a worker process
+
+
+def _start_worker(tokenizer_path: Path) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    _TOKENIZER.append(Tokenizer.load(tokenizer_path))
+
+    def end_with_parent() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()  # killed: nobody would end this process
+            os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def _write(job: Job) -> None:
+    job.write(_TOKENIZER[0])
+
+
+def checksum(arrays: Arrays) -> str:
+    """CRC-32 over names, types and bytes."""
+    total = 0
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        total = zlib.crc32(array.data, zlib.crc32(f"{name} {array.dtype}".encode(), total))
+    return f"{total:08x}"
+
+
+@lru_cache(MAPPED)
+def open_shard(path: Path) -> tuple[Arrays, Facts]:
+    """The arrays of a shard, mapped, and its facts; a damaged or foreign file is DataError."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(size, 1 << 20)))
+        facts: Facts = json.loads(header.pop("__metadata__")[HEADER])
+        if facts["format"] != FORMAT:
+            raise ValueError(f"format {facts['format']}")
+        arrays: Arrays = {}
+        for name, about in header.items():
+            begin, end = about["data_offsets"]
+            dtype, [count] = np.dtype(DTYPES[about["dtype"]]), about["shape"]
+            if end - begin != count * dtype.itemsize:
+                raise ValueError(f"wrong size of {name}")
+            arrays[name] = np.empty(0, dtype)  # which cannot be mapped
+            if count:
+                arrays[name] = np.memmap(path, dtype, "r", 8 + size + begin, (count,))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise DataError(f"{path} is not a complete shard of prepared data ({error})") from None
+    return arrays, facts
+
+
+def verify(path: Path) -> None:
+    """Read a shard completely, and refuse one that does not match its checksum."""
+    arrays, facts = open_shard(path)
+    if checksum(arrays) != facts["checksum"]:
+        raise DataError(f"{path} is damaged: its bytes do not match its checksum")
+
+
+class Mapped:
+    """An array in parts, one in each shard, read by positions as if it were one.
+
+    `offsets` are added to the values of each shard.
+    """
+
+    def __init__(
+        self, paths: list[Path], name: str, counts: Sequence[int], offsets: Any = None
+    ) -> None:
+        self.paths, self.name, self.offsets = paths, name, offsets
+        self.edges: Int[np.ndarray, " n1"] = np.cumsum([0, *counts])
+
+    def __len__(self) -> int:
+        return int(self.edges[-1])
+
+    def __getitem__(self, index: slice | np.ndarray) -> np.ndarray:
+        positions = np.arange(*index.indices(len(self))) if isinstance(index, slice) else index
+        shard = self.edges.searchsorted(positions, "right") - 1
+        values = np.empty(positions.shape, np.int64)
+        for number in np.unique(shard):
+            here = shard == number
+            part = open_shard(self.paths[number])[0][self.name]
+            values[here] = part[positions[here] - self.edges[number]]
+            if self.offsets is not None:
+                values[here] += self.offsets[number]
+        return values

@@ -1,0 +1,129 @@
+"""Prepare data: tokenise a corpus of any size into shards, in worker processes.
+
+Every shard is a pure function of the texts in it, and is complete or absent. So a preparation that
+is killed and started again leaves the same bytes, with any number of workers.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from manyheads.config import change, dump
+from manyheads.data.language import TextData
+from manyheads.data.prepared import (
+    INDEX,
+    SAMPLE,
+    Counts,
+    PairSource,
+    Shards,
+    TextSource,
+    read_index,
+)
+from manyheads.data.shards import FORMAT, open_shard, verify, write_shards
+from manyheads.data.translation import FilesData
+from manyheads.decode.beam import SpecialTokens
+from manyheads.errors import UserError
+from manyheads.fileio import drop_partials, write_text
+from manyheads.run import TOKENIZER, Run, differences, make_folder, make_tokenizer
+from manyheads.sizing import fit_to_data
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.train.metrics import Bar
+
+PROGRESS = "progress.json"  # while shards are written
+SOURCES = {TextData: TextSource, FilesData: PairSource}
+
+
+def prepare_data(run: Run, out: Path, workers: int, report: Callable[[str], None]) -> None:
+    """Tokenise the data of a run into a folder; the same call again continues, or verifies."""
+    if run.task not in ("language", "translation") or type(run.data) not in SOURCES:
+        raise UserError(
+            f"task={run.task} with {type(run.data).__name__} cannot be prepared, only language "
+            "models of text and translation of files: choose their recipes"
+        )
+    source: Any = SOURCES[type(run.data)](run.data)
+    request = _request(run, source)
+    if index := read_index(str(out)):
+        _refuse_other(index.request, {name: request[name] for name in index.request}, out)
+        for path in (path for split in index.splits for path in Shards(index, split).paths):
+            verify(path)
+        report(f"{out} is complete, and every shard matches its checksum")
+        return
+    make_folder(out)
+    run, tokenizer = _begin(run, source, request, out, report)
+    frame, ends = SpecialTokens(tokenizer, run.decode).frame, run.task == "language"
+    splits, total = source.splits(), source.counts.characters
+    checksums: dict[str, list[str]] = {}
+    with Bar("prepare", total) as bar:
+        done = 0
+        for split in splits:
+            (out / split).mkdir(exist_ok=True)
+            checksums[split] = []
+            jobs = source.jobs(split, out, frame, ends=ends)
+            for job in write_shards(jobs, out / TOKENIZER, workers):
+                facts = open_shard(job.path)[1]
+                checksums[split].append(facts["checksum"])
+                done += facts["characters"]
+                bar.update(min(done, total), split)
+    names = source.write_texts(out)
+    del request["files"]  # with their times; a copy of the data has others
+    table = {
+        "prepared": FORMAT,
+        "task": run.task,
+        "data": names or dump(run.data) | {"folder": "", "file": "", "valid": "", "test": ""},
+        "tokens": run.tokens and dump(run.tokens),
+        "target_tokens": run.target_tokens and dump(run.target_tokens),
+        "ends": ends,
+        "splits": checksums,
+        "request": request,
+    }
+    write_text(out / INDEX, json.dumps(table, indent=1) + "\n")
+    (out / PROGRESS).unlink()
+    index = read_index(str(out))
+    assert index is not None
+    for note in [note for split in splits for note in Shards(index, split).notes]:
+        report(note)
+
+
+def _request(run: Run, source: Any) -> dict[str, Any]:
+    """The settings, and the state of the files: a resumed preparation must have the same."""
+    settings = {"task": run.task, "init": run.init, "data": dump(run.data)}
+    for name in ("tokens", "target_tokens"):
+        tokens = getattr(run, name)
+        settings[name] = {} if tokens is None else dump(tokens)
+    about = {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in source.files()}
+    return {**settings, "by_data": list(run.by_data), "files": about}
+
+
+def _begin(
+    run: Run, source: Any, request: dict[str, Any], out: Path, report: Callable[[str], None]
+) -> tuple[Run, Tokenizer]:
+    """Count the data and train the tokenizer, or continue where a killed preparation was."""
+    path = out / PROGRESS
+    if path.exists():
+        saved = json.loads(path.read_text("utf-8"))
+        _refuse_other(saved["request"], request, out)
+        drop_partials(out)
+        source.counts = Counts(**saved["counts"])
+        report(f"continuing in {out}")
+        return change(run, saved["tokens"]), Tokenizer.load(out / TOKENIZER)
+    if any(out.iterdir()) and [entry.name for entry in out.iterdir()] != [TOKENIZER]:
+        raise UserError(f"{out} holds something else: choose another folder with --out")
+    counts = source.count()
+    sample, amount = source.sample(-(-counts.characters // SAMPLE))
+    run, chosen = fit_to_data(run, sample, amount)
+    for note in chosen:
+        report(note)
+    tokenizer = make_tokenizer(run, out, sample)
+    tokens = {name: dump(getattr(run, name)) for name in ("tokens",) if getattr(run, name)}
+    progress = {"request": request, "counts": dataclasses.asdict(counts), "tokens": tokens}
+    write_text(path, json.dumps(progress))
+    return run, tokenizer
+
+
+def _refuse_other(there: dict[str, Any], here: dict[str, Any], out: Path) -> None:
+    if changes := differences(here, there):
+        raise UserError(
+            f"{out} holds another preparation ({changes[0]}): choose another --out, or delete it"
+        )

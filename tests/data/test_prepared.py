@@ -1,0 +1,276 @@
+"""Prepared data: the tokens and batches of the text itself, in the same bytes however made."""
+
+import json
+import os
+import random
+import time
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.data.helpers import refusal, write
+
+from manyheads import prepare
+from manyheads.data import language, prepared, shards
+from manyheads.data.language import BlockShuffle
+from manyheads.data.prepared import GroupedBatches, PreparedStream
+from manyheads.data.shards import Mapped, open_shard
+from manyheads.errors import DataError, UserError
+from manyheads.prepare import prepare_data
+from manyheads.recipes import read_recipe
+from manyheads.run import make_trainer
+
+CPU = torch.device("cpu")
+WORDS = ("red", "blue", "green", "small", "big", "dog", "cats", "Straße", "tree", "don't")
+SMALL = ("model.dim=16", "model.heads=2", "model.layers=1", "model.max_length=12")
+TRAINED = (*SMALL, "train.batch_tokens=60", "train.steps=3", "train.probes=0", "model.dropout=0")
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several shards of a small corpus, and blocks of a few lines."""
+    monkeypatch.setattr(prepared, "SHARD", 600)
+    monkeypatch.setattr(language, "BLOCK", 100)
+    open_shard.cache_clear()
+
+
+def lines(count: int, seed: int = 1) -> list[str]:
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(1, 9))) for _ in range(count)]
+
+
+def text_corpus(folder: Path, form: str) -> list[str]:
+    """A corpus, and the settings that read it."""
+    plain = "".join(f"{line}\n" + "\n" * (len(line) % 3 == 0) for line in lines(150))
+    if form == "table":
+        rows = "".join(json.dumps({"text": line}) + "\n" for line in lines(150))
+        write(folder / "corpus.jsonl", rows)
+        return [f"data.folder={folder}", "data.file=corpus.jsonl"]
+    write(folder / "a.txt.gz", plain)
+    write(folder / "b.txt", plain[::-1])
+    if form == "valid":
+        write(folder / "c.valid.txt", "Straße big\n" * 50)
+    ways = "text" if form == "text" else "sentences"
+    return [f"data.folder={folder}", f"data.lines={ways}"]
+
+
+def task_of(recipe: str, settings: list[str], out: Path) -> Any:
+    return make_trainer(read_recipe(recipe, settings), out, CPU).task
+
+
+def quietly(line: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize("form", ["text", "sentences", "table", "valid"])
+def test_a_prepared_text_has_the_batches_of_the_text(tmp_path: Path, form: str) -> None:
+    settings = text_corpus(tmp_path / "corpus", form)
+    data = tmp_path / "data"
+    prepare_data(read_recipe("language", settings), data, 1, quietly)
+    packed = (*TRAINED, "objective.packing=documents")
+    plain = task_of("language", [*settings, *packed], tmp_path / "plain")
+    mapped = task_of("language", [f"data.folder={data}", *packed], tmp_path / "mapped")
+    assert isinstance(mapped.text, PreparedStream)
+    assert len(list((data / "train").iterdir())) > 3
+    for ours, theirs in ((mapped.text, plain.text), (mapped.valid, plain.valid)):
+        assert np.array_equal(ours.flat[:], theirs.flat)
+        positions = np.arange(len(theirs.flat))
+        assert np.array_equal(ours.document_of(positions), theirs.document_of(positions))
+    for unit in ("characters", "bytes", "words"):
+        assert getattr(mapped.valid_texts, unit) == getattr(plain.valid_texts, unit)
+    for step in (0, 5):
+        for one, other in zip(mapped.batches(step), plain.batches(step), strict=True):
+            assert torch.equal(one.tokens, other.tokens)
+            assert torch.equal(one.documents, other.documents)
+
+
+def pairs_corpus(folder: Path, form: str) -> list[str]:
+    sources, targets = lines(200), lines(200, seed=2)
+    if form == "table":
+        table = zip(sources, targets, strict=True)
+        rows = "".join(json.dumps({"en": s, "de": t}) + "\n" for s, t in table)
+        write(folder / "train.jsonl", rows)
+        return [f"data.folder={folder}", "data.source_column=en", "data.target_column=de"]
+    for name, side in (("en", sources), ("de", targets)):
+        write(folder / f"train.{name}", "".join(f"{line}\n" for line in side))
+    return [f"data.folder={folder}", "data.source=en", "data.target=de"]
+
+
+@pytest.mark.parametrize("too_long", ["skip", "truncate"])
+@pytest.mark.parametrize("form", ["table", "files"])
+def test_prepared_pairs_have_the_batches_of_the_pairs(
+    tmp_path: Path, form: str, too_long: str
+) -> None:
+    settings = pairs_corpus(tmp_path / "corpus", form)
+    data = tmp_path / "data"
+    prepare_data(read_recipe("translation", settings), data, 1, quietly)
+    short = [*TRAINED, "model.max_length=13", f"train.too_long={too_long}"]
+    plain = task_of("translation", [*settings, *short], tmp_path / "plain")
+    mapped = task_of("translation", [f"data.folder={data}", *short], tmp_path / "mapped")
+    assert len(list((data / "train").iterdir())) > 3
+    assert mapped.per_epoch == plain.per_epoch
+    assert mapped.valid_corpus.sources == plain.valid_corpus.sources
+    for step in range(2 * plain.per_epoch):
+        for one, other in zip(mapped.batches(step), plain.batches(step), strict=True):
+            for name in ("source", "target", "labels", "source_real"):
+                assert torch.equal(getattr(one, name), getattr(other, name)), (step, name)
+    refused = [f"data.folder={data}", *short, "train.too_long=refuse"]
+    with pytest.raises(DataError, match=r"more than model\.max_length=13"):
+        task_of("translation", refused, tmp_path / "refused")
+
+
+def test_training_from_prepared_data_ends_with_the_same_bits(tmp_path: Path) -> None:
+    settings = text_corpus(tmp_path / "corpus", "text")
+    data = tmp_path / "data"
+    prepare_data(read_recipe("language", settings), data, 1, quietly)
+    states = []
+    for name, source in (("plain", settings), ("mapped", [f"data.folder={data}"])):
+        trainer = make_trainer(
+            read_recipe("language", [*source, *TRAINED, "train.probes=2"]), tmp_path / name, CPU
+        )
+        trainer.run()
+        states.append(trainer.model.state_dict())
+    for name, tensor in states[0].items():
+        assert torch.equal(tensor, states[1][name]), name
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def test_killed_three_times_and_with_any_number_of_workers_the_bytes_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = read_recipe("language", text_corpus(tmp_path / "corpus", "sentences"))
+    prepare_data(run, tmp_path / "whole", 1, quietly)
+    expected = contents(tmp_path / "whole")
+    out = tmp_path / "killed"
+    fork, write_shard, written = get_context("fork"), shards.Job.write, 0
+
+    def slow(job: shards.Job, tokenizer: Any) -> None:
+        time.sleep(0.1)
+        write_shard(job, tokenizer)
+
+    monkeypatch.setattr(shards.Job, "write", slow)
+    for _ in range(3):
+        process = fork.Process(target=prepare_data, args=(run, out, 1, quietly))
+        process.start()
+        deadline = time.monotonic() + 60
+        while len(list(out.glob("train/*"))) <= written and time.monotonic() < deadline:
+            time.sleep(0.005)
+        process.kill()
+        process.join()
+        written = len(list(out.glob("train/*")))
+    assert 3 <= written < sum(name.startswith("train") for name in expected)
+    monkeypatch.setattr(shards.Job, "write", write_shard)
+    prepare_data(run, out, 2, quietly)
+    assert contents(out) == expected
+
+
+def test_finished_shards_are_not_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = text_corpus(tmp_path / "corpus", "text")
+    write_index = prepare.write_text
+
+    def killed(path: Path, text: str) -> None:
+        if path.name == prepared.INDEX:
+            raise KeyboardInterrupt
+        write_index(path, text)
+
+    monkeypatch.setattr(prepare, "write_text", killed)
+    with pytest.raises(KeyboardInterrupt):
+        prepare_data(read_recipe("language", settings), tmp_path / "data", 1, quietly)
+    monkeypatch.undo()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("data/train/*")}
+    monkeypatch.setattr(prepared, "SHARD", 600)
+    monkeypatch.setattr(language, "BLOCK", 100)
+    prepare_data(read_recipe("language", settings), tmp_path / "data", 1, quietly)
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_another_corpus_or_setting_is_refused(tmp_path: Path) -> None:
+    settings = text_corpus(tmp_path / "corpus", "text")
+    data = tmp_path / "data"
+    prepare_data(read_recipe("language", settings), data, 1, quietly)
+    other = read_recipe("language", [*settings, "data.valid_fraction=0.3"])
+    assert "valid_fraction" in refusal(UserError, prepare_data, other, data, 1, quietly)
+    again = ["data.valid_fraction=0.3", f"data.folder={data}"]
+    assert "valid_fraction" in refusal(UserError, read_recipe, "language", again)
+    assert "task=language" in refusal(UserError, read_recipe, "t5-mini", [f"data.folder={data}"])
+    bert = read_recipe("bert-mini", settings)
+    assert "cannot be prepared" in refusal(UserError, prepare_data, bert, data, 1, quietly)
+    full = tmp_path / "corpus"
+    run = read_recipe("language", settings)
+    assert "something else" in refusal(UserError, prepare_data, run, full, 1, quietly)
+
+
+@pytest.mark.parametrize("harm", ["truncate", "replace", "flip", "missing"])
+def test_a_damaged_shard_is_one_line(tmp_path: Path, harm: str) -> None:
+    settings = text_corpus(tmp_path / "corpus", "text")
+    data = tmp_path / "data"
+    run = read_recipe("language", settings)
+    prepare_data(run, data, 1, quietly)
+    shard = data / "train" / "00001.safetensors"
+    content = bytearray(shard.read_bytes())
+    open_shard.cache_clear()
+    if harm == "flip":  # found by `prepare`, which reads everything
+        content[-3] ^= 4
+        shard.write_bytes(content)
+        assert "00001" in refusal(DataError, prepare_data, run, data, 1, quietly)
+        return
+    if harm == "missing":
+        shard.unlink()
+    else:
+        shard.write_bytes(content[:-8] if harm == "truncate" else b"pickle" * 9)
+    read = read_recipe("language", [f"data.folder={data}"]).data
+    assert read is not None
+    assert "00001.safetensors" in refusal(DataError, read.read, "train")
+
+
+def test_a_process_maps_a_bounded_number_of_shards(tmp_path: Path) -> None:
+    column = shards.Column(["x"], [False], (), 0)
+    assert list(column._calls()) == [(0, 1)]
+    paths = [tmp_path / f"{n}.safetensors" for n in range(shards.MAPPED + 9)]
+    for path in paths:
+        header = json.dumps({"format": 1, "checksum": ""})
+        shards.save_file({"a": np.arange(5, dtype=np.uint16)}, path, {"manyheads": header})
+    array = Mapped(paths, "a", [5] * len(paths))
+    assert array[:].tolist() == list(range(5)) * len(paths)
+    assert open_shard.cache_info().currsize == shards.MAPPED
+    links = [os.readlink(link) for link in Path("/proc/self/map_files").glob("*")]
+    assert sum(str(tmp_path) in link for link in links) <= shards.MAPPED
+
+
+def test_a_block_shuffle_is_a_permutation_with_a_bounded_index() -> None:
+    for count in (17, 1000, 4097):
+        order = BlockShuffle(count, [1, 2], largest=256)
+        taken = []
+        while len(taken) < count:
+            taken += order[len(taken) : len(taken) + 7].tolist()
+        assert sorted(taken) == list(range(count))
+        assert taken != sorted(taken)
+        largest = max(len(order._numbers(group)) for group in order.groups)
+        assert largest <= 256 + order.size
+        assert taken[:7] == BlockShuffle(count, [1, 2], largest=256)[0:7].tolist()
+        assert taken[:7] != BlockShuffle(count, [1, 3], largest=256)[0:7].tolist()
+
+
+def test_groups_of_pairs_are_each_seen_once_in_an_epoch() -> None:
+    draw = np.random.default_rng(1)
+    parts = np.split(np.arange(90), [40, 60])
+    lengths = draw.integers(2, 9, 90)
+    groups = [lambda rows=rows: (rows, lengths[rows]) for rows in parts]
+    order = GroupedBatches(groups, 30, seed=3)
+    epochs = [
+        [order.rows(epoch * order.per_epoch + n).tolist() for n in range(order.per_epoch)]
+        for epoch in range(3)
+    ]
+    for batches in epochs:
+        assert sorted(row for rows in batches for row in rows) == list(range(90))
+    assert epochs[0] != epochs[1]
+    assert order.rows(order.per_epoch + 2).tolist() == epochs[1][2]
