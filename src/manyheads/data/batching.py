@@ -161,6 +161,11 @@ def map_tensors(batch: T, function: Callable[[Tensor], Tensor]) -> T:
     return replace(batch, **changed)  # type: ignore[type-var]
 
 
+def to_device(batch: T, device: torch.device | str) -> T:
+    """A dataclass with its tensors on a device."""
+    return map_tensors(batch, lambda x: x.to(device, non_blocking=True))
+
+
 def digest_of(*arrays: Shaped[np.ndarray, "..."], prefix: str = "") -> str:
     """A hash of arrays, which identifies the data of a run."""
     total = hashlib.sha256(prefix.encode())

@@ -34,6 +34,10 @@ class Labelled(SplitItems):
     def items(self) -> list[Text]:
         return self.texts
 
+    def strings(self) -> list[str]:
+        """All texts, each of a pair by itself."""
+        return [text for row in self.texts for text in ([row] if isinstance(row, str) else row)]
+
     def part(self, split: str, valid_fraction: float) -> "Labelled":
         """The rows for training or validation; every label of validation occurs in training."""
         train, valid = hold_out(len(self.texts), valid_fraction, seed=0)
@@ -193,27 +197,19 @@ class LabelledData(TableData):
         rows = read_columns(
             path, self._settings, has_header=self._has_header, skip="broken_rows", on=skip
         )
-        texts: list[Text] = []
-        labels: list[str] = []
-        lines: list[int] = []
-        skipped = 0
-        for line, row in rows:
-            if row is None:
-                skipped += 1
-                continue
-            label, first, *second = row
-            texts.append((first, second[0]) if second else first)
-            labels.append(label)
-            lines.append(line)
-        if not texts:
+        table = [*rows]
+        kept = [(line, *row) for line, row in table if row is not None]
+        if not kept:
             raise DataError(f"{path}: no row with text and label; give a file with labelled rows")
+        lines, labels, *columns = (list(column) for column in zip(*kept, strict=True))
+        skipped = len(table) - len(kept)
         without = f", without {skipped:,} broken ones" if skipped else ""
         return Labelled(
-            texts=texts,
+            texts=columns[0] if len(columns) == 1 else list(zip(*columns, strict=True)),
             labels=_parse_numbers(path, lines, labels) if self.regression else labels,
             lines=lines,
             name=str(path),
-            notes=(f"{path}: {len(texts):,} rows{without}",),
+            notes=(f"{path}: {len(kept):,} rows{without}",),
         )
 
 

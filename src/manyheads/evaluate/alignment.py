@@ -20,7 +20,7 @@ from manyheads.data.batching import Ragged, batches_by_length
 from manyheads.data.translation import Batch, Corpus, EncodedPairs
 from manyheads.decode.beam import Hypothesis
 from manyheads.decode.translate import Annotation, Translator
-from manyheads.models.capture import capture
+from manyheads.models.capture import Maps, capture
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.phrasebook import Pair
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -96,6 +96,14 @@ def alignment_error(
     return AlignmentError((1 - 2 * torch.stack(hits).sum(0) / total).tolist())
 
 
+def teacher_forced(model: EncoderDecoder, batch: Batch) -> tuple[Maps, Float[Tensor, "b t"]]:
+    """The attention maps of a pass over sources and targets, and log P of every label."""
+    with capture(model) as maps:
+        logits = model(batch.source, batch.target, batch.source_real)
+    log_probs = logits.float().log_softmax(-1).gather(-1, batch.labels[..., None])[..., 0]
+    return maps, log_probs
+
+
 def word_spans(text: str) -> list[tuple[int, int]]:
     """The words between spaces, as start and end in characters."""
     return [match.span() for match in re.finditer(r"\S+", text)]
@@ -114,11 +122,8 @@ def annotate(
     Links come from the mean head of the last cross-attention layer but one (Garg et al. 2019), in a
     teacher-forced pass.
     """
-    model, tokenizer, special = (
-        translator.model.eval(),
-        translator.tokenizer,
-        translator.special_tokens,
-    )
+    model, tokenizer = translator.model.eval(), translator.tokenizer
+    special = translator.special_tokens
     sources = Ragged.of([special.source(ids) for ids in tokenizer.encode_batch(sentences)])
     targets = Ragged.of([[*hypothesis.tokens, special.end] for hypothesis in hypotheses])
     results: dict[int, Annotation] = {}
@@ -126,9 +131,7 @@ def annotate(
     for rows in batches_by_length(np.maximum(sources.lengths, targets.lengths), budget):
         batch = Batch.of(sources, targets, rows, special.start, special.padding)
         batch = batch.to(translator.device)
-        with capture(model) as maps:
-            logits = model(batch.source, batch.target, batch.source_real)
-        log_probs = logits.float().log_softmax(-1).gather(-1, batch.labels[..., None])[..., 0]
+        maps, log_probs = teacher_forced(model, batch)
         weights = log_probs
         if alignment:
             layers = maps.all("cross")

@@ -41,13 +41,12 @@ def add_plugin_metrics(
     scores: Scores, task: str, predictions: Sequence[Any], references: Sequence[Any]
 ) -> Scores:
     """The scores with the metrics that plug-ins have for a task."""
-    fitting = [metric for metric in METRICS if task in metric.tasks]
-    signature = {m.name: m.signature or "metric of a plug-in" for m in fitting}
-    return (
-        scores
-        | {m.name: float(m.score(predictions, references)) for m in fitting}
-        | {"signature": scores["signature"] | signature}
-    )
+    signature = dict(scores["signature"])
+    for metric in METRICS:
+        if task in metric.tasks:
+            scores = scores | {metric.name: float(metric.score(predictions, references))}
+            signature[metric.name] = metric.signature or "metric of a plug-in"
+    return scores | {"signature": signature}
 
 
 RESAMPLES = 1000  # of bootstrap resampling, sacreBLEU's default

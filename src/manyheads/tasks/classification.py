@@ -10,16 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.baselines.elmo import ElmoConfig
-from manyheads.data.batching import (
-    Batches,
-    Ragged,
-    Rows,
-    Shuffled,
-    batches_by_length,
-    digest_of,
-    fit_length,
-    map_tensors,
-)
+from manyheads.data import batching
+from manyheads.data.batching import Batches, Ragged, Rows, Shuffled
 from manyheads.data.corpus import select_rows
 from manyheads.data.labelled import Labelled, LabelledData, class_indices
 from manyheads.data.language import TextData, room_for_text
@@ -60,10 +52,11 @@ class EncodedLabels:
     ) -> None:
         framed = tokenizer.framed(part.texts)
         lengths = [len(ids) for ids, _ in framed]
-        rows, self.notes = fit_length(part.name, lengths, part.lines, model.max_length, too_long)
+        limit = model.max_length
+        rows, self.notes = batching.fit_length(part.name, lengths, part.lines, limit, too_long)
         part = select_rows(part, rows)
         if self.notes:
-            framed = tokenizer.framed(part.texts, model.max_length)
+            framed = tokenizer.framed(part.texts, limit)
         self.tokens = Ragged.of([ids for ids, _ in framed])
         has_segments = segments_of(model) > 1
         self.segments = Ragged.of([segments for _, segments in framed]) if has_segments else None
@@ -88,8 +81,8 @@ class EncodedLabels:
         model.eval()
         device = next(model.parameters()).device
         outputs = torch.empty(len(self.labels), model.head.output.out_features)
-        for rows in batches_by_length(self.tokens.lengths, batch_tokens):
-            batch = map_tensors(self.batch(rows), lambda x: x.to(device))
+        for rows in batching.batches_by_length(self.tokens.lengths, batch_tokens):
+            batch = batching.to_device(self.batch(rows), device)
             outputs[rows] = model(batch.tokens, batch.mask, batch.segments).float().cpu()
         return outputs
 
@@ -118,7 +111,7 @@ class ClassificationTask(BaseTask[LabelledBatch]):
         self.data = EncodedLabels(part, self.tokenizer, model, train.too_long)
         self.valid = EncodedLabels(valid, self.tokenizer, model)
         tokens = self.data.tokens
-        self.digest = digest_of(tokens.starts, tokens.flat, self.data.labels)
+        self.digest = batching.digest_of(tokens.starts, tokens.flat, self.data.labels)
         self.notes += [*self.data.notes, *self.valid.notes]
         lengths = tokens.lengths
         if train.batch_rows is not None:
@@ -185,10 +178,6 @@ def check(run: RunSettings) -> None:
         raise UserError("task=classification needs model.head=classify: leave out model.head")
 
 
-def labelled_strings(part: Labelled) -> list[str]:
-    return [text for row in part.texts for text in (row if isinstance(row, tuple) else (row,))]
-
-
 def with_labels(head: Classify, labels: tuple[str, ...], name: str) -> Classify:
     """The head with the labels of the data; other labels that were set are refused."""
     if head.labels not in (Classify().labels, labels):
@@ -223,7 +212,6 @@ SPEC = TaskSpec(
     data=(LabelledData,),
     recipe="classify",
     check=check,
-    strings=labelled_strings,
     fit_tokenizer=add_frame,
     fit_model=fit_model,
     prepare=ClassificationTask,

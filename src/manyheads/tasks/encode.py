@@ -216,7 +216,8 @@ class TextEncoder:
 
     def _batches(self, lines: Sequence[str], *, specials: bool = False) -> Iterator[_Batch]:
         """Batches sorted by length; one without padding has no mask."""
-        texts = [_as_pair(line) for line in lines]
+        pairs = [line.partition("\t") for line in lines]
+        texts = [(first, second) if tab else first for first, tab, second in pairs]
         framed = self.tokenizer.framed(texts, self.max_length, specials=specials)
         if self.empty is not None:
             framed = [(ids, parts) if ids else ([self.empty], [0]) for ids, parts in framed]
@@ -239,11 +240,6 @@ def segments_of(config: Any) -> int:
         return 2
     embed = getattr(config, "embed", None)
     return 1 if embed is None else embed.segments or 1
-
-
-def _as_pair(line: str) -> str | tuple[str, str]:
-    first, tab, second = line.partition("\t")
-    return (first, second) if tab else line
 
 
 def _predict(

@@ -27,7 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 from manyheads.baselines.elmo import Elmo, ElmoConfig
 from manyheads.config import dump, kinds_of
 from manyheads.data import masking
-from manyheads.data.batching import IGNORE_INDEX, Ragged, Rows, map_tensors, split
+from manyheads.data.batching import IGNORE_INDEX, Ragged, Rows, split, to_device
 from manyheads.data.language import EncodedText, TextData, Texts, gather, room_for_text
 from manyheads.data.masking import (
     Bidirectional,
@@ -95,7 +95,7 @@ class ObjectiveText(Generic[B]):
         starts = np.arange(self.text.count_windows(self.length)) * self.length
         for begin in range(0, len(starts), HELD_OUT_ROWS):
             batch = self._held_out_batch(starts[begin : begin + HELD_OUT_ROWS], begin)
-            losses = self.losses(model, map_tensors(batch, lambda x: x.to(device)))
+            losses = self.losses(model, to_device(batch, device))
             for name, loss in losses.items():
                 nll[name] += float(loss.nll)
                 counts[name] += loss.count

@@ -31,14 +31,16 @@ from typing import Any
 import numpy as np
 import torch
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 
-from manyheads.data.translation import Corpus
+from manyheads.data.batching import Ragged, Rows
+from manyheads.data.translation import Batch, Corpus
+from manyheads.decode.beam import SpecialTokens
 from manyheads.decode.decoder import GraphCache
 from manyheads.decode.generate import Generator
 from manyheads.decode.translate import Translator
 from manyheads.errors import DataError
-from manyheads.evaluate.alignment import alignment_error
+from manyheads.evaluate.alignment import alignment_error, teacher_forced
 from manyheads.fileio import write_text
 from manyheads.models.capture import capture, has_cross_attention
 from manyheads.models.gpt import Gpt
@@ -343,34 +345,27 @@ def pack(weights: Tensor) -> dict[str, Any]:
 
 
 def score(
-    model: nn.Module, special: Any, sources: Sequence[list[int]], targets: Sequence[list[int]]
+    model: Any, special: SpecialTokens, sources: list[list[int]], targets: Sequence[list[int]]
 ) -> tuple[Tensor, list[list[float]]]:
     """Cross-attention [layers, b, h, t, s], and log P of every target token and of the end."""
-    source, lengths = _pad(model, sources), torch.tensor([len(row) for row in sources])
-    padding_mask = torch.arange(source.shape[1]) < lengths[:, None]
-    target = _pad(model, [[special.start, *ids] for ids in targets])
-    with capture(model) as maps:
-        logits = model(source, target, padding_mask.to(source.device))
-    return torch.stack(maps["cross"]).float(), _log_probs(
-        model, logits, [[*ids, special.end] for ids in targets]
-    )
+    labels = Ragged.of([[*ids, special.end] for ids in targets])
+    rows = np.arange(len(sources))
+    batch = Batch.of(Ragged.of(sources), labels, rows, special.start, special.padding)
+    maps, log_probs = teacher_forced(model, batch.to(next(model.parameters()).device))
+    return torch.stack(maps["cross"]).float(), _rounded(log_probs, labels.lengths)
 
 
-def score_texts(model: nn.Module, texts: Sequence[list[int]]) -> tuple[Tensor, list[list[float]]]:
+def score_texts(model: Any, texts: list[list[int]]) -> tuple[Tensor, list[list[float]]]:
     """Self-attention [layers, b, h, t, t] of texts, and log P of every token but the first."""
+    rows = Ragged.of(texts)
+    tokens = rows.padded(np.arange(len(texts)), 0)[0].to(next(model.parameters()).device)
     with capture(model) as maps:
-        logits = model(_pad(model, texts))
-    log_probs = _log_probs(model, logits[:, :-1], [ids[1:] for ids in texts])
-    return torch.stack(maps["self"]).float(), log_probs
+        logits = model(tokens)
+    log_probs = logits[:, :-1].float().log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
+    return torch.stack(maps["self"]).float(), _rounded(log_probs, rows.lengths - 1)
 
 
-def _pad(model: nn.Module, rows: Sequence[list[int]]) -> Tensor:
-    longest, device = max(map(len, rows)), next(model.parameters()).device
-    return torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
-
-
-def _log_probs(model: nn.Module, logits: Tensor, rows: Sequence[list[int]]) -> list[list[float]]:
-    labels = _pad(model, rows)
-    log_probs = logits.float().log_softmax(-1).gather(-1, labels[..., None])[..., 0]
-    pairs = zip(log_probs.tolist(), rows, strict=True)
-    return [[round(value, 4) for value in values[: len(ids)]] for values, ids in pairs]
+def _rounded(log_probs: Tensor, lengths: Rows) -> list[list[float]]:
+    """The values of each row without padding."""
+    rows = zip(log_probs.tolist(), lengths.tolist(), strict=True)
+    return [[round(value, 4) for value in values[:length]] for values, length in rows]

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from manyheads.config import nearest
-from manyheads.data.batching import Rows, map_tensors, split
+from manyheads.data.batching import Rows, split, to_device
 from manyheads.decode.beam import Decode
 from manyheads.decode.translate import BaseTranslator
 from manyheads.errors import UserError
@@ -96,10 +96,7 @@ class BaseTask(Generic[B]):
         return [self.batch(rows) for rows in split(self.rows(step), self.train.accumulate)]
 
     def batches(self, step: int) -> list[B]:
-        return [map_tensors(batch, self._to_device) for batch in self.micro_batches(step)]
-
-    def _to_device(self, x: Tensor) -> Tensor:
-        return x.to(self.device, non_blocking=True)
+        return [to_device(batch, self.device) for batch in self.micro_batches(step)]
 
     def tokens(self, batch: B) -> int:
         return batch.tokens.numel()  # type: ignore[attr-defined]

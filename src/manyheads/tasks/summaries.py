@@ -31,11 +31,6 @@ UNITS = {
 }
 
 
-def has_rouge() -> bool:
-    """True if the package rouge-score is installed."""
-    return find_spec("rouge_score") is not None
-
-
 def rouge_scorer(kinds: Sequence[str] = tuple(UNITS)) -> Any:
     """The scorer of rouge-score; refused if the package is not installed."""
     module = import_optional("rouge_score.rouge_scorer", "summaries")
@@ -93,7 +88,7 @@ class SummaryTask(TranslationTask):
         return ""
 
     def text_scores(self, translator: BaseTranslator, rows: list[int]) -> dict[str, float]:
-        if not has_rouge():
+        if find_spec("rouge_score") is None:
             return {}
         summaries = summarize(translator, [self.valid_corpus.sources[row] for row in rows])
         all_references = references(self.valid_corpus)
@@ -133,9 +128,7 @@ def summarize(
 ) -> list[str]:
     """The best summary of each document, with its line ends."""
     truncated = [truncate(translator, document) for document in documents]
-    hypotheses = translator.search(truncated, advance, n_best=1)
-    best = translator.tokenizer.decode_batch([h[0].tokens if h else [] for h in hypotheses])
-    return [as_lines(text) for text in best]
+    return [as_lines(text) for text in translator.translate_long(truncated, advance)]
 
 
 def evaluate(loaded: LoadedModel, data: SummaryData | FilesData, split_name: str) -> Scores:

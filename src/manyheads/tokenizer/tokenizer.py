@@ -109,7 +109,10 @@ class Tokenizer:
         return self._encoding(text).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self._encodings(texts)]
+        with _encoding_errors():
+            normalized = [self._normalized(text) for text in texts]
+            encodings = self._library.encode_batch(normalized, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def framed(
         self,
@@ -303,12 +306,10 @@ class Tokenizer:
 
     def _own_json(self) -> str:
         """Without the tokenizer of targets."""
-        if self._charsmap is None:
-            return self._library.to_str(pretty=True) + "\n"
         stripped, self._library.normalizer = self._library.normalizer, self._normalizer
-        text = self._library.to_str(pretty=True) + "\n"
+        text = self._library.to_str(pretty=True)
         self._library.normalizer = stripped
-        return text
+        return f"{text}\n"
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
@@ -331,11 +332,6 @@ class Tokenizer:
     def _encoding(self, text: str) -> tokenizers.Encoding:
         with _encoding_errors():
             return self._library.encode(self._normalized(text), add_special_tokens=False)
-
-    def _encodings(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
-        with _encoding_errors():
-            normalized = [self._normalized(text) for text in texts]
-            return self._library.encode_batch(normalized, add_special_tokens=False)
 
     def _normalized(self, text: Any) -> Any:
         """A text, or a pair of texts, after a SentencePiece map of characters."""
