@@ -165,12 +165,8 @@ class FilesData(SplitData[tuple[Path, Path]]):
             return None if table is None else (table, table)
         if not self.source or not self.target:
             raise UserError("data.source and data.target go together: set both")
-        folder = check_folder(self.folder)
-        names = {
-            "train": (self.source, self.target),
-            "valid": (self.valid_source, self.valid_target),
-            "test": (self.test_source, self.test_target),
-        }.get(split, ("", ""))
+        folder, prefix = check_folder(self.folder), "" if split == "train" else f"{split}_"
+        names = [getattr(self, f"{prefix}{side}", "") for side in ("source", "target")]
         if any(names) and not all(names):
             raise UserError(f"data.{split}_source and data.{split}_target go together: set both")
         if all(names) and (split != "train" or is_here(folder / names[0])):

@@ -269,14 +269,9 @@ def evaluate_translation(
         translated = translator.translate_long(unseen.sources)
         unseen_scores = translation_scores(translated, unseen.targets, tokenize)
         scores["compositional_bleu"] = unseen_scores["bleu"]
-    error, scorer = None, translator.in_torch()
-    if (
-        corpus.aligned is not None
-        and scorer is not None
-        and scorer.special_tokens.are_default
-        and has_cross_attention(scorer.model)
-    ):
-        aligned = corpus.aligned[:ALIGNED_PAIRS]
+    error, scorer, aligned = None, translator.in_torch(), (corpus.aligned or [])[:ALIGNED_PAIRS]
+    is_ours = scorer is not None and scorer.special_tokens.are_default
+    if aligned and scorer is not None and is_ours and has_cross_attention(scorer.model):
         error = alignment_error(scorer.model, scorer.tokenizer, aligned)
         scores["alignment_error"] = error.best
         scores["alignment_error_by_head"] = error.rates

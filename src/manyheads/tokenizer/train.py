@@ -1,6 +1,7 @@
 """Learn a vocabulary from text: byte-level BPE, WordPiece, characters, bigrams and words.
 
-All but words encode any text without loss; words are for comparison with published results.
+All but words encode any text without loss; words are for comparison with published results. The
+same lines give the same tokenizer, bit for bit.
 """
 
 from collections import Counter
@@ -50,7 +51,6 @@ class Bpe:
     kind: ClassVar[str] = "bpe"
 
     def train(self, lines: Iterable[str]) -> Tokenizer:
-        """Learn the merges; the same lines give the same tokenizer, bit for bit."""
         splitter = _splitter()
         trained = _learn_merges(_with_text(lines), splitter, GLYPHS, self.vocab_size)
         return _assemble(trained.model, splitter, decoders.ByteLevel(), spaced=True)
@@ -66,7 +66,6 @@ class WordPiece:
     kind: ClassVar[str] = "wordpiece"
 
     def train(self, lines: Iterable[str]) -> Tokenizer:
-        """Learn the subwords; the same lines give the same tokenizer, bit for bit."""
         # A "#" of the text is a word, so that "##" always means "continues the word".
         splitter = _splitter(pre_tokenizers.Split("#", "isolated"))
         split = map(splitter.pre_tokenize_str, _with_text(lines))
@@ -97,12 +96,8 @@ class Characters:
     kind: ClassVar[str] = "characters"
 
     def train(self, lines: Iterable[str]) -> Tokenizer:
-        """Count the characters; the same lines give the same tokenizer, bit for bit."""
         frequent = _most_frequent(chain.from_iterable(_with_text(lines)))
-        vocabulary = _numbered([*SPECIALS, *BYTE_TOKENS, *frequent][: self.vocab_size])
-        model = models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True)
-        decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-        return _assemble(model, None, decoder)
+        return _with_bytes([*SPECIALS, *BYTE_TOKENS, *frequent][: self.vocab_size], [], None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +112,6 @@ class Bigrams:
     kind: ClassVar[str] = "bigrams"
 
     def train(self, lines: Iterable[str]) -> Tokenizer:
-        """Count the pairs; the same lines give the same tokenizer, bit for bit."""
         splitter = pre_tokenizers.Sequence([SPLIT, pre_tokenizers.Split(Regex(PAIR), "isolated")])
         pairs = (pair for line in _with_text(lines) for pair, _ in splitter.pre_tokenize_str(line))
         counts: Counter[str] = Counter()
@@ -129,10 +123,7 @@ class Bigrams:
         kept = [*SPECIALS, *BYTE_TOKENS, *frequent][: self.vocab_size]
         merged = [symbol for symbol in kept[BYTES:] if len(symbol) > 1]
         merged.sort(key=lambda symbol: symbol[0] == " ")  # the space joins a pair, not a letter
-        merges = [(s[0], s[1:]) for s in merged]
-        model = models.BPE(_numbered(kept), merges, unk_token="<unk>", byte_fallback=True)
-        decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-        return _assemble(model, splitter, decoder, spaced=True)
+        return _with_bytes(kept, [(s[0], s[1:]) for s in merged], splitter)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +138,6 @@ class Words:
     kind: ClassVar[str] = "words"
 
     def train(self, lines: Iterable[str]) -> Tokenizer:
-        """Count the words; the same lines give the same tokenizer, bit for bit."""
         text = _with_text(line.strip() for line in lines)
         frequent = _most_frequent(word for line in text for word in line.split())
         words = (word for word in frequent if word not in SPECIALS)
@@ -204,6 +194,17 @@ def _learn_merges(
     )
     library.train_from_iterator(lines, trainer)
     return library
+
+
+def _with_bytes(
+    symbols: list[str],
+    merges: list[tuple[str, str]],
+    splitter: pre_tokenizers.PreTokenizer | None,
+) -> Tokenizer:
+    """Any other symbol is encoded as the bytes of its UTF-8 form."""
+    model = models.BPE(_numbered(symbols), merges, unk_token="<unk>", byte_fallback=True)
+    decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return _assemble(model, splitter, decoder, spaced=splitter is not None)
 
 
 def _assemble(
