@@ -54,9 +54,10 @@ def test_a_translation_follows_what_is_typed(page: Any) -> None:  # noqa: F811
     settled(page)
     expect(page.locator(".labels").first).to_contain_text("house")
     assert pixels(page, ".plane > canvas").shape != before.shape
-    second = hypotheses.nth(1).inner_text()
+    # What differs from the first hypothesis is marked, and a screen reader hears it.
+    second = "".join(hypotheses.nth(1).inner_text().split("changed:")).split()
     hypotheses.nth(1).click()
-    expect(page.locator("output.sentence")).to_have_text(second)
+    expect(page.locator("output.sentence")).to_have_text(" ".join(second))
     settled(page)
     assert "which=1" in page.url
 
@@ -102,15 +103,15 @@ def test_gold_stands_beside_the_map_of_an_own_sentence(
 ) -> None:
     [pair, *_] = sentences("en-de", "test", 3)
     visit(page, f"/translate?run=translator&text={quote(pair.source)}&layer=1&head=0")
+    # Another translation than the phrasebook's: its words are a choice, and have rings.
+    page.get_by_role("button", name="Phrasebook words").click()
     gold = reported(address, "/api/gold", run="translator", text=pair.source)["pair"]
     error = f"{100 * gold['errors']['weights'][1][0]:.4g} %"
     expect(page.locator(".alignment .note").first).to_contain_text(error)
-    inked: set[tuple[int, int]] = set()
-    end = time.monotonic() + 5
-    while not inked and time.monotonic() < end:  # the map is drawn after the note
-        drawn = pixels(page, ".heatmap:nth-of-type(2) .plane > canvas")
-        inked = {(s, t) for t, s in np.argwhere(drawn[..., 0] == 16).tolist()}
-    assert inked == pair.alignment
+    rings = page.locator(".heatmap [data-ring]")
+    expect(rings).to_have_count(len(pair.alignment))
+    cells = rings.evaluate_all("all => all.map(ring => ring.dataset.ring.split(',').map(Number))")
+    assert {(source, target) for target, source in cells} == pair.alignment
     # The translation that is shown is compared, not always the first.
     requested = {"run": "translator", "text": pair.source, "beam": 2}
     second = reported(address, "/api/translate", **requested)["hypotheses"][1]["text"]
@@ -123,6 +124,47 @@ def test_gold_stands_beside_the_map_of_an_own_sentence(
     ):
         visit(page, f"{place}&which={which}")
         expect(page.locator(".alignment .note").first).to_contain_text(words.strip())
+
+
+def test_nothing_moves_when_the_gold_alignment_arrives(page: Any) -> None:  # noqa: F811
+    [pair, *_] = sentences("en-de", "test", 3)
+    waiting: list[Any] = []
+    page.add_init_script("""window.moves = [];
+    new PerformanceObserver((list) => window.moves.push(...list.getEntries()))
+      .observe({ type: "layout-shift", buffered: true });""")
+    page.route("**/api/gold", lambda route: waiting.append(route))
+    for size in ((1280, 800), (390, 844)):
+        page.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
+        visit(page, f"/translate?run=translator&text={quote(pair.source)}")
+        expect(page.locator(".heatmap .plane > canvas").first).to_be_visible()
+        page.wait_for_timeout(300)
+        page.evaluate("() => (window.moves.length = 0)")
+        waiting.pop().continue_()
+        expect(page.get_by_text("Alignment error rate")).to_be_visible()
+        page.wait_for_timeout(300)
+        assert page.evaluate("() => window.moves.length") == 0
+
+
+def test_the_tree_shows_how_each_hypothesis_ends(page: Any, address: str) -> None:  # noqa: F811
+    visit(page, f"/decode?{HERE}")
+    actual = reported(address, "/api/decode", run="translator", text=SENTENCE, beam=3)
+    finished = page.locator(".outcome li")
+    expect(finished).to_have_count(len(actual["beam"]))
+    ends = [node for node in actual["nodes"] if node["place"]]
+    for number, (row, one) in enumerate(zip(finished.all(), actual["beam"], strict=True), start=1):
+        [end] = [node for node in ends if node["place"] == number]
+        expect(row.get_by_role("button")).to_have_text(one["text"])
+        expect(row).to_contain_text(f"ends at step {end['step']}")
+        expect(row).to_contain_text(f"score {one['score']:.4g}")
+    frame, box = page.locator(".beam .scroll").bounding_box(), None
+    for box in (one.bounding_box() for one in page.locator("[data-state=ended] rect").all()):
+        assert frame["x"] <= box["x"] and box["x"] + box["width"] <= frame["x"] + frame["width"]
+    assert box is not None
+    finished.first.get_by_role("button").click()  # its path is chosen in the tree
+    expect(page.locator(".beam .readout")).to_contain_text("ended, result 1")
+    page.get_by_label(re.compile("^Step")).focus()
+    page.keyboard.press("Home")
+    expect(page.locator(".outcome")).to_contain_text("not finished at this step")
 
 
 def test_the_tree_on_screen_is_the_search(

@@ -33,6 +33,7 @@ MIDDLES = """(canvas, side) => Array.from({ length: side * side }, (_, at) => {
 VIRIDIS = (np.array([colormaps["viridis"](i)[:3] for i in range(256)]) * 255).round()
 RED_BLUE = ((5, 48, 97), (51, 122, 183), (146, 197, 222), (255, 255, 255))
 RED_BLUE += ((244, 165, 130), (203, 77, 67), (103, 0, 31))
+HEAT = (255, 140, 26)
 SIGNED, INK = shared.scale(RED_BLUE), shared.INK
 
 
@@ -182,15 +183,26 @@ def test_a_click_masks_a_word(page: Any, client: TestClient) -> None:
 
 
 def test_patches_are_coloured_by_their_weight(page: Any, client: TestClient) -> None:
-    visit(page, "/image?run=pictures&picture=1&layer=0&head=1&opacity=100")
+    place = "/image?run=pictures&picture=1&layer=0&head=1&opacity=100"
+    visit(page, f"{place}&palette=viridis")
     actual = ask(client, "/api/image", run="pictures", picture=1)
     weights = tensor(client, actual["trace"], "encoder.self.weights")[0, 1]
     row = weights[0, 1:]
     drawn = page.locator(".overlay canvas").evaluate(MIDDLES, 4)
     assert np.array_equal(np.array(drawn), colours(row, 0.0, float(row.max()), VIRIDIS))
+    # Without a palette: a patch is as opaque as its weight is large.
+    visit(page, place)
+    pixels = tensor(client, actual["trace"], "image.pixels")[1::2, 1::2, 0].flatten().numpy()
+    share = (row / row.max()).numpy()[:, None]
+    expected = share * np.array(HEAT) + (1 - share) * 255 * pixels[:, None]
+    drawn = np.array(page.locator(".overlay canvas").evaluate(MIDDLES, 4))
+    assert np.abs(drawn.reshape(expected.shape) - expected).max() <= 3  # rounded twice
     readout = page.locator(".readout").first
+    first = float(readout.inner_text().split()[-1])  # the patch with the greatest weight
+    assert first == pytest.approx(float(row.max()), rel=1e-4)
     page.locator(".overlay canvas").focus()
-    page.keyboard.press("ArrowDown")
+    for key in ("Home", "ArrowDown"):
+        page.keyboard.press(key)
     page.keyboard.press("ArrowRight")
     assert float(readout.inner_text().split()[-1]) == pytest.approx(float(row[5]), rel=1e-4)
     page.keyboard.press("Enter")  # now this patch looks

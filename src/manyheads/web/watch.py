@@ -33,7 +33,7 @@ MOST_OFF = 64  # heads to remove in one request
 async def probes(request: Request) -> Response:
     """GET ?run&since&version: the examples, and the probes after byte `since` of their file.
 
-    With `last=1` only the last probe of the first example, for a small picture.
+    With `last=1` only the last probe, for a small picture.
     """
     fields = Fields.of_query(request)
     library: Library = request.app.state.library
@@ -46,9 +46,7 @@ def _probes(fields: Fields, library: Library) -> Response:
     answer = read_records(folder / PROBES, since, fields.text("version", ""), _parse)
     answer["sentences"] = _examples(folder.parent)
     if fields.number("last", 1):
-        last = answer["records"][-1:]
-        answer["records"] = [{**probe, "sentences": probe["sentences"][:1]} for probe in last]
-        answer["sentences"] = answer["sentences"][:1]
+        answer["records"] = answer["records"][-1:]
     answer["weights"] = kept_steps(folder.parent)
     return JSONResponse(answer)
 

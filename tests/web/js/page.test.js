@@ -23,10 +23,12 @@ const { shown, spelled, visible } = await import(`${page}/dom.js`);
 const { csv, wrapped } = await import(`${page}/exports.js`);
 const { cellOf, limited, reordered } = await import(`${page}/fitting.js`);
 const { diagram, headDiagram, headOf, pathOf, sublayers } = await import(`${page}/flowlayout.js`);
+const { goldCells, halfOf, lossStory, musicStory, orderOf, outcomeOf, ownVoice, pictureStory, wordsOf } = await import(`${page}/insights.js`);
 const { mathml } = await import(`${page}/math.js`);
 const { strongest } = await import(`${page}/lines.js`);
 const { address, change, onChange, pageName, read } = await import(`${page}/state.js`);
 const { compared } = await import(`${page}/tokens.js`);
+const { boxesFor } = await import(`${page}/tree.js`);
 const { mostReordered } = await import(`${page}/watchparts.js`);
 
 test("ticks are round numbers inside the range", () => {
@@ -187,4 +189,68 @@ test("formulas become MathML", () => {
   assert.match(plain("exp(e_i) / Σ_k exp(e_k)"), /<mfrac><mrow><mi>exp.*<\/mrow><mrow><msub><mi>Σ.*<mi>exp<\/mi><mrow><mo>\(.*<\/mfrac><\/math>$/);
   assert.match(mathml("a < b"), /<mo>&#60;<\/mo>/); // never markup
   assert.doesNotThrow(() => mathml("x (")); // an open bracket ends with the line
+});
+
+test("each token belongs to the word that it is a part of", () => {
+  assert.deepEqual(wordsOf(["Der", " Stu", "dent", " denkt", ",", "</s>"], ["Der", "Student", "denkt", ","]), [0, 1, 1, 2, 3, -1]);
+  assert.deepEqual(wordsOf(["a", " b", " a"], ["a", "a"]), [0, -1, 1]);
+});
+
+test("gold links are those of the words, for the same translation only", () => {
+  const pair = { rows: ["Der", "Student"], columns: ["The", "student"] };
+  const links = [1, 0, 0, 1];
+  const columns = ["The", " student", "</s>"];
+  assert.deepEqual(goldCells(pair, links, ["Der", " Stu", "dent", "</s>"], columns), [[0, 0], [1, 1], [2, 1]]);
+  assert.deepEqual(goldCells(pair, links, ["Ein", " Student", "</s>"], columns), []);
+});
+
+test("the word order changes where links cross farthest", () => {
+  const [rows, columns] = [["das", "Bild", "wird", "</s>"], ["will", "the", "picture", "</s>"]];
+  const crossing = [0, 1, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 0, 0];
+  assert.match(orderOf(crossing, rows, columns), /“Bild” comes before “wird”, but attends to “picture”, which comes after “will”/);
+  const straight = [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0];
+  assert.match(orderOf(straight, rows, columns), /order stays/);
+  assert.match(orderOf(Array(16).fill(0.25), rows, columns), /does not align/);
+});
+
+test("the outcome names the step at which greedy search drops the best text", () => {
+  const node = (step, parent, piece, log_probability, rest = {}) => ({ step, parent, piece, log_probability, state: "kept", place: null, ...rest });
+  const nodes = [node(1, -1, " jetzt", -0.5), node(1, -1, " dir", -0.9), node(2, 1, "</s>", -1, { state: "ended", place: 1 }), node(2, 0, "</s>", -2, { state: "ended", place: 2 })];
+  const [best, other] = [{ text: "dir", score: -0.8 }, { text: "jetzt", score: -1.5 }];
+  assert.match(outcomeOf({ width: 2, nodes, greedy: [other], beam: [best, other] }), /at step 1 “dir” is only candidate 2.* -0.8 instead of -1.5/);
+  assert.match(outcomeOf({ width: 2, nodes, greedy: [best], beam: [best] }), /same text/);
+  assert.match(outcomeOf({ width: 2, nodes, greedy: [best], beam: [other] }), /Greedy search finds a better/);
+});
+
+test("the boxes of all steps fit, as long as they are readable", () => {
+  for (const [steps, room] of [[3, 1200], [13, 1200], [14, 1216]]) {
+    const { across, width, margin } = boxesFor(steps, room);
+    assert.ok(2 * margin + across * steps + width <= room, `${steps} steps in ${room}`);
+  }
+  assert.ok(boxesFor(60, 1200).width >= 56); // then it scrolls
+});
+
+test("the loss story tells overfitting from convergence", () => {
+  const train = [[10, 4], [20, 1], [30, 0.5], [40, 0.4]].map(([step, loss]) => ({ step, loss, split: "train" }));
+  const valid = (...losses) => losses.map((loss, at) => ({ step: 20 + 10 * at, loss, split: "valid" }));
+  assert.match(lossStory([...train, ...valid(1, 0.8, 0.9)]), /lowest at step 30 \(0.8\) and rises to 0.9 while training loss still falls: the model overfits/);
+  assert.match(lossStory([...train, ...valid(1, 0.6, 0.4)]), /0.4 and still falls: what the model learns carries over/);
+  assert.match(lossStory([...train, ...valid(1, 0.9, 0.9)]), /has levelled off: it is above training loss/);
+  assert.match(lossStory(train), /No validation yet/);
+});
+
+test("half of the attention is counted from the greatest weight on", () => {
+  assert.equal(halfOf([0.1, 0.6, 0.3]), 1);
+  assert.equal(halfOf([0.25, 0.25, 0.25, 0.25]), 2);
+  const classes = [{ label: "4", probability: 0.5 }];
+  assert.match(pictureStory(classes, "9", "Head 1", [1, 0]), /“4” \(50 %\), but it is “9”. Head 1 .* 1 of 2 patches/);
+  assert.match(pictureStory(classes, "4", "Head 1", [1, 0]), /which is right/);
+});
+
+test("a head that follows its voice has all its attention there", () => {
+  const rows = (key) => (event) => Array.from({ length: 9 }, (_, at) => (at === key(event) + 1 ? 1 : 0));
+  assert.equal(ownVoice(rows((event) => event - 2), 8, 2), 1);
+  assert.equal(ownVoice(rows((event) => event - 1), 8, 2), 0);
+  assert.match(musicStory("Head 1", [0, 1], 2, 1), /100 % .* \(50 % by chance\): it follows the melody/);
+  assert.match(musicStory("Head 1", [0.5, 0.1, 0.3], 0, 0), /event 2 back: 30 %/);
 });

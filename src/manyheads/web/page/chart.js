@@ -189,7 +189,7 @@ export class Chart extends Figure {
   /** The line at the chosen step. */
   cursor() {
     const { top, height, bottom } = this.frame();
-    return `<path class="now" stroke="currentColor" d="M${this.scales().toX(this.steps[this.at])} ${top}V${height - bottom}"/>`;
+    return `<path class="now" stroke="currentColor" stroke-dasharray="2 3" stroke-opacity="0.7" d="M${this.scales().toX(this.steps[this.at])} ${top}V${height - bottom}"/>`;
   }
 
   drawing() {

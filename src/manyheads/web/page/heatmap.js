@@ -8,6 +8,7 @@ import { Figure, onArrow } from "./figure.js";
 const LETTER = 7.2; // the width of a letter of a label
 const MOST_RECTANGLES = 64 * 64; // in a saved picture; above that the map is one image in it
 const MOST_IN_TABLE = 64 * 64;
+const RING = "#d55e00"; // contrast of 3 or more with both ends of the scale of weights
 
 /**
  * @typedef {object} Matrix
@@ -16,6 +17,7 @@ const MOST_IN_TABLE = 64 * 64;
  * @property {ArrayLike<number>} values row after row
  * @property {number} [low] @property {number} [high] the ends of the colour scale
  * @property {(row: string, column: string, value: string) => string} [says] a cell in words
+ * @property {[number, number][]} [rings] cells with a ring
  */
 
 export class HeatMap extends Figure {
@@ -41,8 +43,9 @@ export class HeatMap extends Figure {
       onclick: (event) => this.choose(...this.cellUnder(event)),
     });
     this.labels = svgElement({ class: "labels", "aria-hidden": "true" });
+    this.rings = svgElement({ class: "rings", "aria-hidden": "true" });
     this.cursor = element("div", { class: "cursor" });
-    this.plane = element("div", { class: "plane" }, this.labels, this.canvas, this.cursor);
+    this.plane = element("div", { class: "plane" }, this.labels, this.canvas, this.rings, this.cursor);
     this.frame = element("div", { class: "scroll" }, this.plane);
     this.tablePlace = element("div", { class: "numbers" });
     this.toggle = element(
@@ -64,7 +67,7 @@ export class HeatMap extends Figure {
   show(matrix, at = this.at) {
     this.open(matrix.title);
     this.name = matrix.name;
-    this.matrix = { low: 0, high: 1, says: (r, c, v) => `${r} → ${c}: ${v}`, ...matrix };
+    this.matrix = { low: 0, high: 1, rings: [], says: (r, c, v) => `${r} → ${c}: ${v}`, ...matrix };
     const { rows, columns, values, low, high } = this.matrix;
     const bytes = new Uint16Array(values.length);
     this.scale = scaleFor(low, high);
@@ -112,9 +115,12 @@ export class HeatMap extends Figure {
     const [width, height] = [cell * columns.length, tall * rows.length];
     assign(this.plane, { width: left + width + right, height: top + height + 4 });
     assign(this.canvas, { left, top, width, height });
-    this.labels.setAttribute("width", String(left + width + right));
-    this.labels.setAttribute("height", String(top + height + 4));
+    for (const layer of [this.labels, this.rings]) {
+      layer.setAttribute("width", String(left + width + right));
+      layer.setAttribute("height", String(top + height + 4));
+    }
     this.labels.innerHTML = labelText(this.matrix, this.sizes);
+    this.rings.innerHTML = ringsOf(this.matrix, this.sizes);
     this.mark(...this.at);
   }
 
@@ -217,7 +223,7 @@ export class HeatMap extends Figure {
     return {
       width: left + width + sizes.right,
       height: top + height + 8,
-      inside: `<g shape-rendering="crispEdges">${cells}</g>${labelText(this.matrix, sizes)}`,
+      inside: `<g shape-rendering="crispEdges">${cells}</g>${labelText(this.matrix, sizes)}${ringsOf(this.matrix, sizes)}`,
       colours: { low, high, scale: this.scale },
     };
   }
@@ -226,6 +232,12 @@ export class HeatMap extends Figure {
 /** Sets sizes and positions via CSSOM: the Content-Security-Policy forbids style attributes. */
 function assign(one, pixels) {
   for (const [key, value] of Object.entries(pixels)) one.style[key] = `${value}px`;
+}
+
+/** A ring around some cells, as SVG. */
+function ringsOf({ rings }, { left, top, cell, tall }) {
+  const ring = ([row, column]) => `<rect data-ring="${row},${column}" x="${left + column * cell + 2.5}" y="${top + row * tall + 2.5}" width="${cell - 5}" height="${tall - 5}" rx="${Math.min(cell, tall) / 2 - 2.5}" fill="none" stroke="${RING}" stroke-width="2.5"/>`;
+  return rings.map(ring).join("");
 }
 
 /** Labels of rows and columns as SVG; labels are thinned out if there are many. */

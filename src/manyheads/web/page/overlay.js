@@ -1,7 +1,7 @@
 // Numbers of patches over the picture that they were cut from: one large, with a patch that keys
 // walk over, and small ones side by side to choose from.
 
-import { byteOf, css } from "./colour.js";
+import { byteOf, css, weightScale } from "./colour.js";
 import { context2d, element, escaped, shown } from "./dom.js";
 import { Figure, onArrow } from "./figure.js";
 
@@ -23,8 +23,11 @@ export function pictureOf({ shape: [height, width, channels], values }) {
   return canvas;
 }
 
+/** The scale over pictures: heat, or viridis by `palette=viridis` in the URL. */
+const scaleOver = () => (weightScale() === "viridis" ? "viridis" : "heat");
+
 /**
- * The picture with its patches coloured: a patch's colour is value ⁄ greatest.
+ * The picture with its patches coloured by value ⁄ greatest: heat is as opaque as the value is large, viridis equally opaque.
  * @param {HTMLCanvasElement} canvas @param {number} size @param {HTMLCanvasElement} image
  * @param {Float32Array} values of the patches, row by row @param {number} side patches in a row
  * @param {number} opacity of the colours, 0 to 1
@@ -36,10 +39,12 @@ function paintOver(canvas, size, image, values, side, opacity) {
   context.drawImage(image, 0, 0, size, size);
   const most = Math.max(...values);
   const edge = (at) => Math.round((at * size) / side);
-  context.globalAlpha = opacity;
+  const scale = scaleOver();
   for (let at = 0; at < side * side; at++) {
     const [row, column] = [Math.floor(at / side), at % side];
-    context.fillStyle = css(byteOf(values[at], 0, most), "viridis");
+    const byte = byteOf(values[at], 0, most);
+    context.globalAlpha = scale === "heat" ? (opacity * byte) / 255 : opacity;
+    context.fillStyle = css(scale === "heat" ? 255 : byte, scale);
     context.fillRect(edge(column), edge(row), edge(column + 1) - edge(column), edge(row + 1) - edge(row));
   }
   context.globalAlpha = 1;
@@ -72,8 +77,8 @@ export class Overlay extends Figure {
     this.open(over.title);
     this.name = over.name;
     this.over = over;
-    this.at = over.query >= 0 ? over.query : Math.min(this.at, over.side ** 2 - 1);
-    this.canvas.setAttribute("aria-label", `${over.title}. Arrow keys walk over the patches, Enter lets one look, c the class token.`);
+    this.at = over.query >= 0 ? over.query : over.values.indexOf(Math.max(...over.values));
+    this.canvas.setAttribute("aria-label", `${over.title}. Arrow keys walk over the patches, Enter lets one look, Home goes to the first one, c lets the class token look.`);
     this.draw();
   }
 
@@ -96,7 +101,7 @@ export class Overlay extends Figure {
       context.strokeRect(edge(column) + 1.5, edge(row) + 1.5, edge(column + 1) - edge(column) - 3, edge(row + 1) - edge(row) - 3);
     };
     frame(this.at, "#fff", 2);
-    if (query >= 0) frame(query, "#e00", 3);
+    if (query >= 0) frame(query, "#00b7ff", 3);
     this.tell(this.at);
   }
 
@@ -112,7 +117,7 @@ export class Overlay extends Figure {
     if (event.key === "Enter") return void this.choose(this.at);
     if (event.key === "c") return void this.choose(-1);
     const [row, column] = [Math.floor(this.at / side), this.at % side];
-    onArrow(event, { ArrowUp: [row - 1, column], ArrowDown: [row + 1, column], ArrowLeft: [row, column - 1], ArrowRight: [row, column + 1] }, (to) => {
+    onArrow(event, { ArrowUp: [row - 1, column], ArrowDown: [row + 1, column], ArrowLeft: [row, column - 1], ArrowRight: [row, column + 1], Home: [0, 0] }, (to) => {
       if (to.every((one) => one >= 0 && one < side)) this.at = to[0] * side + to[1];
       this.draw();
     });
@@ -129,7 +134,7 @@ export class Overlay extends Figure {
     const canvas = element("canvas");
     paintOver(canvas, SIZE, image, values, side, opacity);
     const inside = `<image x="10" width="${SIZE}" height="${SIZE}" image-rendering="pixelated" href="${canvas.toDataURL()}"/>`;
-    return { width: SIZE + 20, height: SIZE + 6, inside, colours: { low: 0, high: Math.max(...values), scale: "viridis" } };
+    return { width: SIZE + 20, height: SIZE + 6, inside, colours: { low: 0, high: Math.max(...values), scale: scaleOver() } };
   }
 
   table() {
@@ -148,7 +153,7 @@ export class SmallOverlays extends Figure {
     this.fill(this.cells);
   }
 
-  /** @param {{name: string, title: string, image: HTMLCanvasElement, side: number, opacity: number}} about
+  /** @param {{name: string, title: string, image: HTMLCanvasElement, side: number, opacity: number, across: number}} about `across`: in a row
    *  @param {{label: string, values: Float32Array}[]} all @param {number} chosen */
   show(about, all, chosen) {
     this.open(about.title);
@@ -160,11 +165,12 @@ export class SmallOverlays extends Figure {
       paintOver(canvas, SMALL, about.image, values, about.side, about.opacity);
       return element("button", { type: "button", "aria-pressed": String(at === chosen), onclick: () => this.choose(at) }, canvas, element("span", {}, label));
     });
+    this.cells.style.setProperty("--across", String(about.across));
     this.cells.replaceChildren(...this.buttons);
   }
 
   drawing() {
-    const across = Math.min(4, this.all.length);
+    const { across } = this.about;
     const inside = this.all.map(({ label }, at) => {
       const [x, y] = [10 + (at % across) * (SMALL + 10), Math.floor(at / across) * (SMALL + 24)];
       const href = this.buttons[at].querySelector("canvas").toDataURL();

@@ -21,11 +21,11 @@ export async function refresh(source, signal) {
   return answer.reset || answer.records.length > 0;
 }
 
-/** The last probe of the first example; null without one. @param {string} run */
+/** The last probe; null without one. @param {string} run */
 export async function lastProbe(run, signal) {
   const answer = await get("/api/probes", { run, last: 1 }, signal).catch(() => null);
   if (!answer?.records.length || !answer.sentences.length) return null;
-  return { run, probes: [await unpacked(answer.records[0])], sentences: [await withBytes(answer.sentences[0])] };
+  return { run, probes: [await unpacked(answer.records[0])], sentences: await Promise.all(answer.sentences.map(withBytes)) };
 }
 
 /** Bytes from zlib and base64. @param {string} text */

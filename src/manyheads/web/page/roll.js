@@ -9,12 +9,16 @@ const LEFT = 44;
 const KEY = 9; // the height of a pitch
 const BASE = 34; // below the lowest: events without a pitch, and seconds
 const TOP = 14;
+const ARC = "#c2410c"; // contrast of 3 or more with the panels of both themes
 const NAMES = ["C", "C♯", "D", "D♯", "E", "F", "F♯", "G", "G♯", "A", "A♯", "B"];
 
 /** What a pitch is called: 60 is C4. */
 export function nameOf(pitch) {
   return `${NAMES[pitch % 12]}${Math.floor(pitch / 12) - 1}`;
 }
+
+/** The name of an event: of its note, if it has one; else its word. @param {{word: string, pitch: number|null}} event */
+export const eventName = ({ word, pitch }) => (pitch === null ? visible(word) : /^(p|on)/.test(word) ? nameOf(pitch) : `${visible(word)}, ${nameOf(pitch)}`);
 
 export class Roll extends Figure {
   /** @param {{choose: (event: number, how?: {replace: boolean}) => void}} how called with the chosen event */
@@ -29,20 +33,26 @@ export class Roll extends Figure {
       onclick: (event) => this.pick(event),
     });
     this.frame = element("div", { class: "scroll" }, this.plane);
-    this.fill(this.frame);
+    this.legend = element("p", { class: "note voices" });
+    this.fill(this.frame, this.legend);
   }
 
   /**
    * @param {{name: string, title: string, notes: {start: number, end: number, pitch: number, part: number, loud: number}[], events: {word: string, time: number, pitch: number|null}[],
-   *   first: number, weights: ArrayLike<number>, at: number, top: number}} roll `first` is the number
+   *   first: number, weights: ArrayLike<number>, at: number, top: number, voices: string[]}} roll `first` is the number
    * of the first event in the piece; `weights` are of the chosen event: the first is that of what
-   * stands before these events, then one for each
+   * stands before these events, then one for each; `voices` are the names of the parts
    */
   show(roll) {
     this.open(roll.title);
     this.name = roll.name;
     this.roll = roll;
     this.plane.setAttribute("aria-label", `${roll.title}. Left and right: the event before and after.`);
+    this.legend.replaceChildren(...roll.voices.map((voice, part) => {
+      const sample = element("span", { class: "voice" });
+      sample.style.background = LINES[part % LINES.length];
+      return element("span", {}, sample, voice);
+    }));
     const pitches = roll.notes.map((note) => note.pitch);
     this.low = Math.min(...(pitches.length ? pitches : [60])) - 1;
     this.high = Math.max(...(pitches.length ? pitches : [72])) + 1;
@@ -73,11 +83,9 @@ export class Roll extends Figure {
     this.plane.innerHTML = `<svg width="${this.width}" height="${this.height}" viewBox="0 0 ${this.width} ${this.height}" aria-hidden="true">${this.inside()}</svg>`;
     const [x, seen] = [this.x(events[at].time), this.frame.clientWidth];
     if (x < this.frame.scrollLeft || x > this.frame.scrollLeft + seen - 20) this.frame.scrollLeft = Math.max(0, x - seen + 60);
-    const called = (event) => (event < 0 ? "the beginning" : `${first + event} “${visible(events[event].word)}”`);
+    const called = (event) => (event < 0 ? "the beginning" : `${first + event} (${eventName(events[event])})`);
     const readings = this.strongestKeys().slice(0, 4).map(([event, weight]) => `${called(event)} ${shown(weight)}`);
-    const event = events[at];
-    const where = event.pitch === null ? "" : `, ${nameOf(event.pitch)}`;
-    this.output.textContent = `Event ${called(at)} at ${shown(event.time / 1000)} s${where} attends to ${readings.join(", ")}`;
+    this.output.textContent = `Event ${called(at)} at ${shown(events[at].time / 1000)} s attends to ${readings.join(", ")}`;
   }
 
   inside() {
@@ -103,10 +111,10 @@ export class Roll extends Figure {
       const [toX, toY] = place(event);
       const bow = Math.max(4, Math.min(y, toY) - 18 - Math.abs(x - toX) / 6);
       const share = weight / most;
-      const stroke = `stroke="currentColor" stroke-opacity="${(0.2 + 0.8 * share).toFixed(3)}" stroke-width="${(0.8 + 2.5 * share).toFixed(2)}"`;
-      parts.push(`<path class="arc" fill="none" ${stroke} d="M${x} ${y}Q${(x + toX) / 2} ${bow} ${toX} ${toY}"/><circle cx="${toX}" cy="${toY}" r="2.5" fill="currentColor"/>`);
+      const stroke = `stroke="${ARC}" stroke-opacity="${(0.25 + 0.75 * share).toFixed(3)}" stroke-width="${(0.8 + 2.8 * share).toFixed(2)}"`;
+      parts.push(`<path class="arc" fill="none" ${stroke} d="M${x} ${y}Q${(x + toX) / 2} ${bow} ${toX} ${toY}"/><circle cx="${toX}" cy="${toY}" r="${(2 + 3.5 * share).toFixed(1)}" fill="${ARC}" stroke="#fff" stroke-width="0.8"/>`);
     }
-    parts.push(`<circle class="chosen" cx="${x}" cy="${y}" r="5" fill="#d00" stroke="#fff"/>`);
+    parts.push(`<circle class="chosen" cx="${x}" cy="${y}" r="7" fill="${ARC}" stroke="#fff" stroke-width="2"/>`);
     return parts.join("");
   }
 

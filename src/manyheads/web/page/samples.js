@@ -1,6 +1,7 @@
 // What a model gave for a held-out example at each validation, from the probes of its training.
 
-import { element, html, labelled, render, select } from "./dom.js";
+import { element, html, labelled, nothing, render, select } from "./dom.js";
+import { marked } from "./tokens.js";
 import { kindOf } from "./watchparts.js";
 import { pictureText } from "./watchpictures.js";
 
@@ -50,7 +51,7 @@ export class Samples {
       // Another run has its own examples: only the same one can be compared.
       const sentence = run.source.sentences.findIndex((other) => (other.source ?? other.label) === (example.source ?? example.label));
       if (sentence < 0) return [];
-      return probesAt(run.source, run.validated).map((at) => this.row(run, at, sentence));
+      return probesAt(run.source, run.validated).map((at) => row(run, at, sentence, example));
     });
     const choice = select(names, String(this.sentence), (value) => this.choose(Number(value)));
     render(
@@ -59,7 +60,8 @@ export class Samples {
         <div class="scroll"><table>
           <thead><tr>${["step", "output", "log P(ref)"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
           <tbody>${rows}<tr class="reference"><th scope="row">reference</th><td>${example.target ?? example.label}</td><td></td></tr></tbody>
-        </table></div>`,
+        </table></div>
+        <p class="note">${kindOf(main.source) === "translation" ? "Marked words are not in the reference. " : nothing}The bar is the mean probability of a token of the reference.</p>`,
       this.root,
     );
   }
@@ -68,13 +70,21 @@ export class Samples {
     this.sentence = sentence;
     this.show(this.runs);
   }
+}
 
-  row({ name, colour, source }, at, sentence) {
-    const { step, sentences } = source.probes[at];
-    return html`<tr>
-      <th scope="row" title=${name}><span class="dot" .style=${`background: ${colour}`}></span>${step}</th>
-      <td>${outputAt(source, at, sentence)}</td>
-      <td>${sum(sentences[sentence].reference_log_probs).toFixed(2)}</td>
-    </tr>`;
-  }
+/**
+ * An output; of a translation, the words that are not in the reference are marked.
+ * @param {{name: string, colour: string, source: import("./watchparts.js").Story}} run
+ * @param {number} at @param {number} sentence @param {import("./watchparts.js").Example} example
+ */
+function row({ name, colour, source }, at, sentence, { target }) {
+  const { step, sentences } = source.probes[at];
+  const output = outputAt(source, at, sentence);
+  const { reference_log_probs: logProbs } = sentences[sentence];
+  const share = Math.exp(sum(logProbs) / logProbs.length);
+  return html`<tr>
+    <th scope="row" title=${name}><span class="dot" .style=${`background: ${colour}`}></span>${step}</th>
+    <td>${kindOf(source) === "translation" ? marked(output, target ?? "") : output}</td>
+    <td><span class="share" .style=${`--share: ${share.toFixed(3)}`}>${sum(logProbs).toFixed(2)}</span></td>
+  </tr>`;
 }

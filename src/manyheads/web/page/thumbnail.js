@@ -1,7 +1,7 @@
 // Small pictures of a run: the loss curve, and attention of the last probe.
 
-import { element, shown } from "./dom.js";
-import { HEAD_COLOURS, kindOf, weightsOf } from "./watchparts.js";
+import { context2d, element, shown } from "./dom.js";
+import { FONT, HEAD_COLOURS, kindOf, mostReordered, place, weightsOf } from "./watchparts.js";
 import { pictureOf } from "./watchpictures.js";
 
 const [WIDTH, HEIGHT] = [220, 64];
@@ -21,17 +21,29 @@ export function sparkline(losses) {
   return element("div", { class: "spark" }, picture, element("span", {}, `training loss ${shown(losses[0][1], 2)} → ${shown(lastLoss, 2)}`));
 }
 
-/** The last probe of a run on a small canvas. @param {import("./watchparts.js").Story} story */
-export function thumbnail(story) {
+/**
+ * The last probe of a run on a canvas: the example whose word order changes most.
+ * @param {import("./watchparts.js").Story} story @param {{width?: number, height?: number, words?: boolean}} [how] in CSS pixels; with the words of a text
+ */
+export function thumbnail(story, { width = WIDTH, height = HEIGHT, words = false } = {}) {
   const kind = kindOf(story);
-  const shape = /** @type {[number, number, number, number]} */ (story.probes[0].sentences[0].shape);
-  const canvas = element("canvas", { class: "thumb", width: 2 * WIDTH, height: 2 * HEIGHT, role: "img", "aria-label": LABELS[kind] });
-  const context = canvas.getContext("2d");
+  const sentence = mostReordered(story);
+  const shape = /** @type {[number, number, number, number]} */ (story.probes[0].sentences[sentence].shape);
+  const canvas = element("canvas", { class: "thumb", width: 2 * width, height: 2 * height, role: "img", "aria-label": LABELS[kind] });
+  const context = context2d(canvas);
   context.scale(2, 2);
   const layer = bestLayer(story.probes[0], shape[0]);
-  const moment = { at: 0, sentence: 0, layer, hidden: new Set(), token: -1, focus: -1 };
-  ({ translation: ribbons, language: arcs, images: looks })[kind](context, story, moment, shape);
+  const moment = { at: 0, sentence, layer, hidden: new Set(), token: -1, focus: -1 };
+  ({ translation: ribbons, language: arcs, images: looks })[kind](context, story, moment, shape, { width, height, words });
   return canvas;
+}
+
+/** The example of a thumbnail, in words. @param {import("./watchparts.js").Story} story */
+export function exampleOf(story) {
+  const sentence = mostReordered(story);
+  const [example, probed] = [story.sentences[sentence], story.probes[0].sentences[sentence]];
+  if (kindOf(story) === "images") return { input: `a picture of “${example.label}”`, output: `${probed.probabilities[0][0]}, ${Math.round(100 * probed.probabilities[0][1])} %` };
+  return { input: example.source.trim(), output: probed.text.trim() || "(nothing)" };
 }
 
 const LABELS = {
@@ -46,8 +58,6 @@ function bestLayer(probe, layers) {
   return errors ? errors.indexOf(Math.min(...errors)) : layers - 1;
 }
 
-const spread = (at, count) => 8 + ((WIDTH - 16) * (at + 0.5)) / count;
-
 /** Calls `act` with each weight of each head that is large enough. */
 function eachWeight(context, story, moment, [, heads, rows, columns], act) {
   context.globalAlpha = 0.75;
@@ -57,50 +67,75 @@ function eachWeight(context, story, moment, [, heads, rows, columns], act) {
     for (let row = 0; row < rows; row++) {
       for (let column = 0; column < columns; column++) {
         const value = weight(row, column);
-        if (value < LEAST) continue;
-        context.lineWidth = (4.5 * value) / Math.sqrt(heads);
-        context.beginPath();
-        act(row, column, (head - (heads - 1) / 2) * 1.4);
-        context.stroke();
+        if (value >= LEAST) act(row, column, head - (heads - 1) / 2, value);
       }
     }
   }
+  context.globalAlpha = 1;
 }
 
-function ribbons(context, story, moment, shape) {
-  const [, , rows, columns] = shape;
-  eachWeight(context, story, moment, shape, (row, column, shift) => {
-    const [from, to] = [spread(column, columns) + shift, spread(row, rows) + shift];
-    context.moveTo(from, 3);
-    context.bezierCurveTo(from, HEIGHT / 2, to, HEIGHT / 2, to, HEIGHT - 3);
+/** x of each token; with words, they are written at this height. */
+function centresOf(context, tokens, { width, words }, y) {
+  if (!words) return tokens.map((_, at) => 8 + ((width - 16) * (at + 0.5)) / tokens.length);
+  const { labels, centres, font } = place(context, tokens, width, 16);
+  context.font = `${font}px ${FONT}`;
+  context.textAlign = "center";
+  context.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--text");
+  labels.forEach((label, at) => context.fillText(label, centres[at], y));
+  return centres;
+}
+
+/** @typedef {{width: number, height: number, words: boolean}} Size */
+
+function ribbons(context, story, moment, shape, size) {
+  const { source_tokens: source, target_tokens: target } = story.sentences[moment.sentence];
+  const [top, bottom] = size.words ? [26, size.height - 28] : [3, size.height - 3];
+  const from = centresOf(context, source, size, 16);
+  const to = centresOf(context, target, size, size.height - 10);
+  const slot = Math.min(size.words ? 7 : 1.4, (size.width / from.length - 6) / shape[1]);
+  eachWeight(context, story, moment, shape, (row, column, head, value) => {
+    const [left, right] = [from[column] + head * slot, to[row] + head * slot];
+    context.lineWidth = size.words ? value * slot : (4.5 * value) / Math.sqrt(shape[1]);
+    context.beginPath();
+    context.moveTo(left, top);
+    context.bezierCurveTo(left, (top + bottom) / 2, right, (top + bottom) / 2, right, bottom);
+    context.stroke();
   });
 }
 
-function arcs(context, story, moment, shape) {
-  const [, , rows] = shape;
-  eachWeight(context, story, moment, shape, (row, column, shift) => {
+function arcs(context, story, moment, shape, size) {
+  const { source_tokens: prompt, target_tokens: rest } = story.sentences[moment.sentence];
+  const bottom = size.words ? size.height - 28 : size.height - 3;
+  const centres = centresOf(context, [...prompt, ...rest], size, size.height - 10);
+  eachWeight(context, story, moment, shape, (row, column, head, value) => {
     if (row === column) return;
-    const [from, to] = [spread(column, rows) + shift, spread(row, rows) + shift];
-    const height = 1.25 * (HEIGHT - 8) * Math.sqrt((row - column) / rows);
-    context.moveTo(from, HEIGHT - 3);
-    context.bezierCurveTo(from, HEIGHT - height, to, HEIGHT - height, to, HEIGHT - 3);
+    const [from, to] = [column, row].map((at) => centres[at] + head * 1.4);
+    const top = bottom - 1.25 * (bottom - 5) * Math.sqrt((row - column) / shape[2]);
+    context.lineWidth = (4.5 * value) / Math.sqrt(shape[1]);
+    context.beginPath();
+    context.moveTo(from, bottom);
+    context.bezierCurveTo(from, top, to, top, to, bottom);
+    context.stroke();
   });
 }
 
-function looks(context, story, moment, [, heads, rows, columns]) {
+/** The picture and its heads, in as many rows as make them largest. @param {Size} room */
+function looks(context, story, moment, [, heads, rows, columns], room) {
   context.imageSmoothingEnabled = false;
-  const size = Math.min(HEIGHT - 4, (WIDTH - 4) / (heads + 1) - 4);
+  const sizeIn = (lines) => Math.min(room.height / lines, room.width / Math.ceil((heads + 1) / lines)) - 4;
+  const lines = [1, 2, 3].reduce((best, count) => (sizeIn(count) > sizeIn(best) ? count : best));
+  const [size, across] = [sizeIn(lines), Math.ceil((heads + 1) / lines)];
   for (let tile = 0; tile <= heads; tile++) {
-    const x = 2 + tile * (size + 4);
+    const [x, y] = [2 + (tile % across) * (size + 4), 2 + Math.floor(tile / across) * (size + 4)];
     context.globalAlpha = tile ? 0.5 : 1;
-    context.drawImage(pictureOf(story.sentences[0]), x, 2, size, size);
+    context.drawImage(pictureOf(story.sentences[moment.sentence]), x, y, size, size);
     if (!tile) continue;
     const weight = weightsOf(story, moment, tile - 1);
     context.fillStyle = HEAD_COLOURS[(tile - 1) % HEAD_COLOURS.length];
     for (let cell = 0; cell < rows * columns; cell++) {
       const [row, column] = [Math.floor(cell / columns), cell % columns];
       context.globalAlpha = 0.85 * weight(row, column);
-      context.fillRect(x + (column * size) / columns, 2 + (row * size) / rows, size / columns, size / rows);
+      context.fillRect(x + (column * size) / columns, y + (row * size) / rows, size / columns, size / rows);
     }
   }
 }

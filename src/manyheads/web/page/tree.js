@@ -3,12 +3,23 @@
 import { element, escaped, shown, visible } from "./dom.js";
 import { Figure } from "./figure.js";
 
-const BOX = { width: 126, height: 24, across: 154, down: 30, margin: 8, top: 22 };
-// Stage mode zooms by 2.5, and labels on stage have at least 28 pixels.
-const [LABEL, NUMBER] = [12, 11.5];
+// On stage and in files: token and score in one line. Stage mode zooms by 2.5, and labels on stage have at least 28 pixels.
+const WIDE = { width: 126, height: 24, across: 154, down: 30, margin: 8, top: 22 };
+// On the page: the score below the token, so that all steps fit.
+const NARROW = { width: 60, height: 36, across: 74, down: 41, margin: 4, top: 20 };
+const [LABEL, NUMBER, LETTER] = [12, 11.5, 6.9];
 const FILLS = { kept: "#0072b22e", ended: "#009e7340", pruned: "none" };
 const STROKES = { kept: "#0072b2", ended: "#009e73", pruned: "#8a8f94" };
 const ROOT = -1;
+const BEST = "#009e73";
+
+/** The sizes of boxes for a number of steps in this width. @param {number} steps @param {number} room */
+export function boxesFor(steps, room) {
+  const across = Math.floor((room - 2 * NARROW.margin + 14) / (steps + 1));
+  if (across >= WIDE.across) return WIDE;
+  if (across < NARROW.across) return NARROW;
+  return { ...NARROW, across, width: across - 14 };
+}
 
 /**
  * @typedef {object} Candidate
@@ -22,6 +33,9 @@ export class Tree extends Figure {
   nodes = [];
   /** The text at the root. */
   rootPiece = "";
+  /** The best results, best first. @type {string[]} */
+  results = [];
+  sizes = WIDE;
 
   /** @param {{choose: (node: number, how?: {replace: boolean}) => void, step: (step: number) => void}} how callbacks for the chosen node and step */
   constructor({ choose, step }) {
@@ -39,11 +53,23 @@ export class Tree extends Figure {
     this.frame = element("div", { class: "scroll" }, this.plane);
     this.slider = element("input", { type: "range", min: "1", oninput: () => this.slide(Number(this.slider.value)) });
     this.label = element("span");
-    this.fill(element("label", { class: "field wide" }, this.label, this.slider), this.frame, element("p", { class: "note" }, ...legend()));
+    this.outcome = element("ol", { class: "outcome", "aria-label": "Finished hypotheses" });
+    this.fill(element("label", { class: "field wide" }, this.label, this.slider), this.frame, element("p", { class: "note" }, ...legend()), this.outcome);
+    new ResizeObserver(() => this.fit()).observe(this.root);
+  }
+
+  /** Redraws the tree if its boxes have another size in this width. */
+  fit() {
+    if (!this.nodes.length) return;
+    const before = this.sizes;
+    this.sizes = this.root.classList.contains("staged") ? WIDE : boxesFor(this.last, this.frame.clientWidth);
+    if (before.across === this.sizes.across && before.height === this.sizes.height) return;
+    this.draw();
+    this.reveal();
   }
 
   /**
-   * @param {{name: string, title: string, rootPiece: string, nodes: Candidate[]}} tree
+   * @param {{name: string, title: string, rootPiece: string, nodes: Candidate[], results: string[]}} tree
    * @param {{step: number, node: number}} at 0 is the last step
    */
   show({ title, ...tree }, { step, node }) {
@@ -57,6 +83,7 @@ export class Tree extends Figure {
     this.step = step >= 1 ? Math.min(step, this.last) : this.last;
     this.slider.value = String(this.step);
     this.plane.setAttribute("aria-label", `${this.title}. Arrow keys move from token to token.`);
+    this.sizes = this.root.classList.contains("staged") ? WIDE : boxesFor(this.last, this.frame.clientWidth);
     this.draw();
     this.reveal();
   }
@@ -75,7 +102,7 @@ export class Tree extends Figure {
   slide(step) {
     this.step = step;
     this.draw();
-    const there = (BOX.across * step + BOX.width);
+    const there = this.sizes.across * step + this.sizes.width;
     this.frame.scrollLeft = there - this.frame.clientWidth + 20;
     this.stepped(step);
   }
@@ -87,24 +114,40 @@ export class Tree extends Figure {
       `<svg width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" aria-hidden="true">` +
       `${this.inside(this.step, this.node)}</svg>`;
     this.tell();
+    this.drawOutcome();
   }
 
+  /** The results that are finished at this step; the others have their place. */
+  drawOutcome() {
+    const items = this.results.map((text, at) => {
+      const end = this.nodes.findIndex((node) => node.place === at + 1);
+      const node = this.nodes[end];
+      if (!node || node.step > this.step) return element("li", {}, element("span", { class: "note" }, "not finished at this step"));
+      const chosen = this.path(this.node).includes(end);
+      const act = () => this.go(end, { replace: true });
+      return element("li", {}, element("button", { type: "button", "aria-pressed": String(chosen), onclick: act }, text || "(nothing)"), element("span", { class: "note" }, `ends at step ${node.step}, log P ${shown(node.log_probability)}, score ${shown(node.score)}`));
+    });
+    this.outcome.replaceChildren(...items);
+  }
+
+  /** The complete tree keeps its height while steps are added. */
   size() {
-    const tallest = Math.max(1, ...this.rows.slice(1, this.step + 1).map((row) => row + 1));
-    const width = 2 * BOX.margin + BOX.across * this.step + BOX.width;
-    return [width, BOX.top + tallest * BOX.down + BOX.margin];
+    const { margin, across, width, top, down } = this.sizes;
+    const tallest = Math.max(1, ...this.rows.slice(1).map((row) => row + 1));
+    return [2 * margin + across * this.step + width, top + tallest * down + margin];
   }
 
   corner(node) {
+    const { margin, across, top, down } = this.sizes;
     const [step, row] = node === ROOT ? [0, 0] : [this.nodes[node].step, this.row[node]];
-    return [BOX.margin + BOX.across * step, BOX.top + BOX.down * row];
+    return [margin + across * step, top + down * row];
   }
 
   inside(until, chosen) {
     const edges = [];
     const boxes = [this.box(ROOT, chosen)];
     for (let step = 1; step <= until; step++) {
-      const x = BOX.margin + BOX.across * step;
+      const x = this.sizes.margin + this.sizes.across * step;
       boxes.push(`<text x="${x}" y="14" font-size="${NUMBER}" opacity="0.7">${step}</text>`);
     }
     this.nodes.forEach((node, at) => {
@@ -116,31 +159,38 @@ export class Tree extends Figure {
   }
 
   edge(node, at) {
+    const { width, height } = this.sizes;
     const [x, y] = this.corner(at);
-    const [fromX, fromY] = this.corner(node.parent).map((value, axis) => value + (axis === 0 ? BOX.width : BOX.height / 2));
+    const [fromX, fromY] = this.corner(node.parent).map((value, axis) => value + (axis === 0 ? width : height / 2));
     const bend = (x - fromX) / 2;
     const best = this.best.has(at);
     const look = node.state === "pruned" ? 'stroke-dasharray="3 3" opacity="0.6"' : "";
     return (
-      `<path d="M${fromX} ${fromY}c${bend} 0 ${bend} ${y + BOX.height / 2 - fromY} ${x - fromX} ${y + BOX.height / 2 - fromY}" ` +
-      `fill="none" stroke="${STROKES[node.state]}" stroke-width="${best ? 3 : 1.2}" ${look}/>`
+      `<path d="M${fromX} ${fromY}c${bend} 0 ${bend} ${y + height / 2 - fromY} ${x - fromX} ${y + height / 2 - fromY}" ` +
+      `fill="none" stroke="${best ? BEST : STROKES[node.state]}" stroke-width="${best ? 3 : 1.2}" ${look}/>`
     );
   }
 
   box(at, chosen) {
     const [x, y] = this.corner(at);
+    const { width, height } = this.sizes;
+    const twoLines = height > WIDE.height;
     const node = this.nodes[at] ?? { piece: this.rootPiece, state: "kept", score: null, place: null };
-    const cut = [...visible(node.piece)].slice(0, 9).join("");
+    const most = Math.floor((width - 9 - (twoLines ? 0 : 42)) / LETTER) - (node.place ? 2 : 0);
+    const cut = [...visible(node.piece)].slice(0, Math.max(1, most)).join("");
     const label = (node.place ? `${node.place}. ` : "") + cut;
     const score = node.score === null ? "" : shown(node.score, 2);
-    const round = node.state === "ended" ? 12 : 3;
-    const wide = at === chosen ? 'stroke="currentColor" stroke-width="3"' : `stroke="${STROKES[node.state]}" stroke-width="${this.best.has(at) ? 2.4 : 1}"`;
+    const round = node.state === "ended" ? height / 2 : 3;
+    const best = this.best.has(at);
+    const wide = at === chosen ? 'stroke="currentColor" stroke-width="3"' : `stroke="${best ? BEST : STROKES[node.state]}" stroke-width="${best ? 2.4 : 1}"`;
     const dash = node.state === "pruned" ? 'stroke-dasharray="3 3"' : "";
     const pale = node.state === "pruned" ? 'opacity="0.62"' : "";
+    const [labelX, anchor] = round > 3 ? [x + width / 2, "middle"] : [x + 5, "start"];
+    const number = twoLines ? `x="${labelX}" y="${y + 30}" text-anchor="${anchor}"` : `x="${x + width - 5}" y="${y + 16}" text-anchor="end"`;
     return (
-      `<g data-node="${at}" data-state="${node.state}"${at === this.here() ? " data-here" : ""}><rect x="${x}" y="${y}" width="${BOX.width}" height="${BOX.height}" rx="${round}" fill="${FILLS[node.state]}" pointer-events="all" ${wide} ${dash}/>` +
-      `<text x="${x + 6}" y="${y + 16}" font-size="${LABEL}" ${pale}>${escaped(label)}</text>` +
-      `<text x="${x + BOX.width - 5}" y="${y + 16}" font-size="${NUMBER}" text-anchor="end" ${pale}>${score}</text></g>`
+      `<g data-node="${at}" data-state="${node.state}"${at === this.here() ? " data-here" : ""}><rect x="${x}" y="${y}" width="${width}" height="${height}" rx="${round}" fill="${node.place === 1 ? "#009e7380" : FILLS[node.state]}" pointer-events="all" ${wide} ${dash}/>` +
+      `<text x="${twoLines ? labelX : x + 6}" y="${y + (twoLines ? 15 : 16)}" font-size="${LABEL}"${twoLines ? ` text-anchor="${anchor}"` : ""}${best ? ' font-weight="600"' : ""} ${pale}>${escaped(label)}</text>` +
+      `<text ${number} font-size="${NUMBER}" ${pale}>${score}</text></g>`
     );
   }
 
@@ -180,7 +230,7 @@ export class Tree extends Figure {
 
   /** Brings the chosen node into view. */
   reveal() {
-    const [left, right] = [0, BOX.width].map((wide) => (this.corner(this.node)[0] + wide));
+    const [left, right] = [0, this.sizes.width].map((wide) => this.corner(this.node)[0] + wide);
     const { scrollLeft, clientWidth } = this.frame;
     if (left < scrollLeft || right > scrollLeft + clientWidth) this.frame.scrollLeft = left - clientWidth / 2;
   }
@@ -211,5 +261,5 @@ export class Tree extends Figure {
 
 function legend() {
   const mark = (state, words) => element("span", { class: `key ${state}` }, words);
-  return [mark("kept", "kept in the beam"), " ", mark("ended", "ended (with its rank)"), " ", mark("pruned", "pruned"), " A box shows the score log P ⁄ lp so far; the thick line leads to the best result."];
+  return [mark("kept", "kept in the beam"), " ", mark("ended", "ended (with its rank)"), " ", mark("pruned", "pruned"), " Numbers: score log P ⁄ lp so far. The thick line leads to the best result."];
 }

@@ -7,6 +7,7 @@ import { button, element, html, labelled, render, select, shown } from "../dom.j
 import { saving } from "../exports.js";
 import { numberInput } from "../fitting.js";
 import { fill, textArea } from "../form.js";
+import { outcomeOf } from "../insights.js";
 import { definePage } from "../page.js";
 import { change, read } from "../state.js";
 import { Tree } from "../tree.js";
@@ -58,7 +59,8 @@ async function show({ run, state, text, controls }, signal) {
   render(outputs(result), screen.outputs);
   const node = state.node === undefined ? -1 : (integer(state.node) ?? -1);
   const title = `Beam search, width ${result.width}: “${text.length > 60 ? `${text.slice(0, 60)}…` : text}”`;
-  screen.tree.show({ name: "beam", title, rootPiece: result.root, nodes: result.nodes }, { step: integer(state.step) ?? 0, node });
+  screen.insight.textContent = outcomeOf(result);
+  screen.tree.show({ name: "beam", title, rootPiece: result.root, nodes: result.nodes, results: result.beam.map((one) => one.text) }, { step: integer(state.step) ?? 0, node });
   screen.how.textContent =
     `lp = ${result.penalty}; stopping: ${result.stopping}; at most ${result.limit} tokens.` +
     (result.prefix.length ? ` The first ${result.prefix.length} are forced.` : "");
@@ -81,6 +83,7 @@ async function answer(request, signal) {
 function build() {
   screen = {
     text: textArea("text", FORGOTTEN, { pause: 250 }),
+    insight: element("p", { class: "insight", role: "status" }),
     outputs: element("section", { class: "ways", "aria-label": "Decoding methods" }),
     save: saving(() => saved(screen.now)),
     tree: new Tree({
@@ -91,7 +94,7 @@ function build() {
     ways: element("div", { class: "controls" }),
     chances: new Bars({ name: "next-token", kind: "chances", series: ["model", "sampling"] }),
   };
-  return [labelled("Text", screen.text, "wide"), screen.tree.root, screen.how, screen.ways, html`<div class="panels">${screen.chances.root}${screen.outputs}</div>`];
+  return [labelled("Text", screen.text, "wide"), screen.insight, screen.tree.root, screen.how, screen.ways, html`<div class="panels">${screen.chances.root}${screen.outputs}</div>`];
 }
 
 function controlsOf(state, result) {

@@ -6,26 +6,30 @@ import { button, element, html, labelled, numbered, select, tabs } from "../dom.
 import { base64, countInput, limited } from "../fitting.js";
 import { Overlay, pictureOf, SmallOverlays } from "../overlay.js";
 import { definePage } from "../page.js";
-import { change } from "../state.js";
+import { pictureStory } from "../insights.js";
+import { change, read } from "../state.js";
 
 const MAP = "encoder.self";
 const MOST_BYTES = 600_000; // larger files are downscaled before upload
 const MOST_SIDE = 1024;
 const MOST_CLASSES = 10;
+const MOST_WEIGHTS = 1_000_000; // of all layers; above that only one layer is requested
 
 let screen = null;
 let upload = null; // a file cannot be in the URL; it is kept until the page is closed
 
 export const { draw, keys } = definePage({
   name: "image",
-  about: "Attention of a patch or the class token to all patches. A weight shows what is mixed in, not why a class is chosen.",
+  about: "The patches of a picture that each attention head of a Vision Transformer looks at, and the class that it finds.",
   keys: [
     ["← → ↑ ↓", "in the image: next patch"],
     ["Enter", "in the image: use this patch as query"],
-    ["c", "in the image: use the class token as query"],
+    ["Home", "in the image: first patch"],
+    ["c", "in the image: use the class token, or all patches, as query"],
   ],
   build,
   show,
+  next: (by) => change({ picture: String(Math.max(0, limited(read().picture, 2 ** 31) + by)) }, { replace: true }),
 });
 
 async function show({ run, state, controls }, signal) {
@@ -40,10 +44,11 @@ async function show({ run, state, controls }, signal) {
 function build() {
   screen = {
     large: new Overlay({ choose: (query) => change({ query: query < 0 ? "class" : String(query) }) }),
-    small: new SmallOverlays({ choose: (head) => change({ head: String(head), view: "" }) }),
+    small: new SmallOverlays({ choose: (at) => change({ layer: String(screen.heads[at].layer), head: String(screen.heads[at].head), view: "" }) }),
     classes: new Bars({ name: "classes" }),
+    insight: element("p", { class: "insight" }),
   };
-  return [html`<div class="charts loose">${screen.large.root}<div class="stacked">${screen.small.root}${screen.classes.root}</div></div>`];
+  return [screen.insight, html`<div class="looking">${screen.large.root}${screen.small.root}${screen.classes.root}</div>`];
 }
 
 function controlsOf(state, isUpload, trace) {
@@ -60,55 +65,67 @@ function controlsOf(state, isUpload, trace) {
   made.push(
     labelled("Layer", select(numbered(map.layers), String(layerOf(state, map)), (layer) => change({ layer }))),
     tabs("View", views, state.view || "head", (view) => change({ view })),
-    labelled("Opacity", html`<input type="range" min="0" max="100" .value=${state.opacity ?? "60"} @change=${faded} />`),
+    labelled("Opacity", html`<input type="range" min="0" max="100" .value=${state.opacity ?? "80"} @change=${faded} />`),
   );
-  if (trace.before) {
-    const isClass = queryOf(state, trace) < 0;
-    made.push(button("Class token as query", () => change({ query: "class" }), { pressed: isClass }));
-  }
+  const isWhole = queryOf(state, trace) < 0;
+  made.push(button(trace.before ? "Class token as query" : "All patches as query", () => change({ query: "class" }), { pressed: isWhole }));
   return made;
 }
 
 /** Default: the last layer. */
 const layerOf = (state, map) => limited(state.layer, map.layers, map.layers - 1);
 
-/** The query patch; −1 is the class token, the default if there is one. */
+/** The query patch; −1, the default, is the class token, or the mean of all patches in a model without one. */
 function queryOf(state, trace) {
-  if (trace.before && (state.query === undefined || state.query === "class")) return -1;
-  return limited(state.query, trace.side ** 2, Math.floor(trace.side ** 2 / 2) + Math.floor(trace.side / 2) * (1 - (trace.side % 2)));
+  if (state.query === undefined || state.query === "class") return -1;
+  return limited(state.query, trace.side ** 2, -1);
 }
 
 async function showTrace(trace, { state, isUpload }, signal) {
   const map = trace.maps.find((one) => one.name === MAP);
-  const [layer, head] = [layerOf(state, map), limited(state.head, map.heads)];
+  const layer = layerOf(state, map);
   const query = queryOf(state, trace);
-  const row = query + trace.before;
   const of = (name, which = {}) => tensor(trace.trace, name, which, signal);
-  const [pixels, weights] = await Promise.all([of("image.pixels"), of(`${MAP}.weights`, { layer })]);
-  const image = pictureOf(pixels);
   const patches = trace.side ** 2 + trace.before;
-  /** The query row of a square matrix, without the class token. */
-  const over = (values, offset = 0) => values.subarray(offset + row * patches + trace.before, offset + (row + 1) * patches);
-  const opacity = limited(state.opacity, 101, 60) / 100;
+  const all = map.layers * map.heads * patches ** 2 <= MOST_WEIGHTS;
+  const layers = all ? Array.from({ length: map.layers }, (_, at) => at) : [layer];
+  const [pixels, ...weights] = await Promise.all([of("image.pixels"), ...layers.map((at) => of(`${MAP}.weights`, { layer: at }))]);
+  const image = pictureOf(pixels);
+  /** The query row of a square matrix, without the class token; of all patches, the mean of the rows. */
+  const over = (values, offset = 0) => {
+    const rowOf = (row) => values.subarray(offset + row * patches + trace.before, offset + (row + 1) * patches);
+    if (query >= 0 || trace.before) return rowOf(query + trace.before);
+    const rows = Array.from({ length: patches }, (_, row) => rowOf(row));
+    return Float32Array.from({ length: patches }, (_, key) => rows.reduce((sum, row) => sum + row[key], 0) / patches);
+  };
+  const opacity = limited(state.opacity, 101, 80) / 100;
   const shared = { image, side: trace.side, opacity };
-  const who = query < 0 ? "the class token" : `row ${Math.floor(query / trace.side) + 1}, column ${(query % trace.side) + 1}`;
-  const heads = Array.from({ length: map.heads }, (_, at) => ({ label: `head ${at + 1}`, values: over(weights.values, at * patches ** 2) }));
+  const who = query >= 0 ? `row ${Math.floor(query / trace.side) + 1}, column ${(query % trace.side) + 1}` : trace.before ? "the class token" : "all patches (mean)";
+  const heads = layers.flatMap((at, number) =>
+    Array.from({ length: map.heads }, (_, head) => ({ layer: at, head, label: `head ${at + 1}·${head + 1}`, values: over(weights[number].values, head * patches ** 2) })),
+  );
+  const ofLayer = heads.filter((one) => one.layer === layer);
+  // The first state is the head that looks most narrowly.
+  const head = state.head === undefined ? ofLayer.reduce((best, one) => (Math.max(...one.values) > Math.max(...best.values) ? one : best)).head : limited(state.head, map.heads);
   const view = state.view || "head";
-  let [title, values, what] = [`Layer ${layer + 1}, head ${head + 1}: attention of ${who}`, heads[head].values, "weight"];
+  let [title, values, what, name] = [`Layer ${layer + 1}, head ${head + 1}: attention of ${who}`, ofLayer[head].values, "weight", `Head ${head + 1} of layer ${layer + 1}`];
   if (view === "rollout" && map.rollout) {
-    [title, values, what] = [`Rollout over layers 1 to ${layer + 1}: sources of ${who}`, over((await of(`${MAP}.rollout`, { layer })).values), "share"];
+    [title, values, what, name] = [`Rollout over layers 1 to ${layer + 1}: sources of ${who}`, over((await of(`${MAP}.rollout`, { layer })).values), "share", `The rollout over ${layer + 1} layers`];
   } else if (view === "positions" && trace.tensors.includes("positions.similarity")) {
     [title, values, what] = [`Position similarity with ${who} (cosine)`, over((await of("positions.similarity")).values), "cosine"];
   }
   screen.large.show({ ...shared, name: `image-${view}-${layer + 1}-${head + 1}`, title, values, query, what });
-  screen.small.show({ ...shared, name: `image-heads-${layer + 1}`, title: `All heads of layer ${layer + 1}: attention of ${who}` }, heads, view === "head" ? head : -1);
+  screen.heads = heads;
+  const chosen = view === "head" ? heads.indexOf(ofLayer[head]) : -1;
+  screen.small.show({ ...shared, across: map.heads, name: "image-heads", title: all ? "All heads, a row for each layer" : `All heads of layer ${layer + 1}` }, heads, chosen);
   const classes = [...trace.output.classes].sort((one, other) => other.probability - one.probability).slice(0, MOST_CLASSES);
+  screen.insight.textContent = pictureStory(classes, trace.label, name, what === "cosine" ? ofLayer[head].values : values);
   const from = isUpload ? upload.name : `Image ${limited(state.picture, 2 ** 31) + 1} of ${trace.count}, class “${trace.label}”`;
   const lost = state.picture === "upload" && !isUpload ? " The page has lost the uploaded file: choose it again." : "";
   screen.classes.show(
     classes.map(({ label, probability }) => ({ label, values: [probability], strong: label === trace.label })),
     classes.length ? "Classes" : "The model has no classes",
-    `${from}; ${trace.size} × ${trace.size} pixels in ${trace.side} × ${trace.side} patches. Colours range from 0 to the maximum of each map.${lost}`,
+    `${from}; ${trace.size} × ${trace.size} pixels in ${trace.side} × ${trace.side} patches. Each map is as bright as its greatest weight allows.${lost}`,
   );
 }
 

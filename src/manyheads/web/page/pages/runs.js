@@ -1,19 +1,21 @@
 // Runs, the home page: what this is, where to begin, and the runs in the folder.
 
 import { get } from "../api.js";
-import { element, html, nothing, put, shown } from "../dom.js";
+import { element, html, nothing, put, render, shown } from "../dom.js";
 import { fits, pageOf, PAGES } from "../pages.js";
 import { lastProbe } from "../probes.js";
 import { address } from "../state.js";
-import { sparkline, thumbnail } from "../thumbnail.js";
+import { exampleOf, sparkline, thumbnail } from "../thumbnail.js";
 import { trainingPanel } from "../training.js";
+import { kindOf } from "../watchparts.js";
 
 const WAYS = PAGES.filter((page) => page.name !== "runs");
 const START = [
-  ["tour", "Take the tour", "The way of a sentence through a Transformer in 17 steps, with formulas and live views."],
-  ["watch", "Watch it learn", "One example from the first step of training to the last: attention, output, loss."],
+  ["tour", "Take the tour", "One sentence on its way through a Transformer: 17 steps, each with its formula and a live view."],
+  ["watch", "Watch it learn", "One sentence from the first training step to the last: drag along the loss curve."],
   ["flow", "Follow the numbers", "The forward pass as a diagram, down to the sum behind a single cell."],
 ];
+const HERO = { width: 720, height: 250 }; // of the large picture
 const KINDS = {
   seq2seq: "encoder–decoder Transformer",
   "decoder-only-seq2seq": "decoder-only Transformer",
@@ -30,21 +32,52 @@ const KINDS = {
 export async function draw(place, state, signal) {
   const { folder, runs } = await get("/api/runs", {}, signal);
   const panel = await trainingPanel(signal);
-  const pictures = new Map(runs.map((run) => [run.name, element("div", { class: "picture" })]));
-  const about = "Train a Transformer and see what happens in it: every head, every layer, every step of decoding and of training. All numbers come from forward passes of your own models, on this computer.";
+  const pictures = new Map(runs.map((run) => [run.name, { thumb: element("div", { class: "picture" }), sample: element("p", { class: "sample" }) }]));
+  const first = heroRun(runs);
+  const hero = element("div", { class: "hero-picture" });
   put(
     place,
-    html`<h1>Look inside Transformers</h1>
-      <p class="lead">${about}</p>
-      ${startHere(runs, state)} ${panel}
+    html`<section class=${first ? "hero" : "hero plain"}>
+        <div>
+          <h1>Look inside Transformers</h1>
+          <p class="lead">Manyheads trains Transformers on this computer and shows what happens inside: every head, every layer, every step of decoding and of training. Each number on these pages comes from a forward pass of your own model.</p>
+          ${startHere(runs, state)}
+        </div>
+        ${first ? html`<a class="hero-frame" href=${address("watch", { theme: state.theme ?? "", run: first.name })} aria-label=${`Watch ${first.name} learn`}>${hero}</a>` : nothing}
+      </section>
+      ${panel}
       <h2 class="count">${runs.length === 1 ? "1 run" : `${runs.length} runs`} in ${folder}</h2>
       <div class="cards">${runs.map((run) => card(run, state, pictures.get(run.name)))}</div>`,
   );
   // After the cards, one by one: no card waits for a picture.
-  for (const run of runs) {
+  const inOrder = first ? [first, ...runs.filter((run) => run !== first)] : runs;
+  for (const run of inOrder) {
     const story = run.probed ? await lastProbe(run.name, signal) : null;
-    if (story) pictures.get(run.name).replaceChildren(thumbnail(story));
+    if (!story) continue;
+    if (run === first) showHero(hero, run, story);
+    const { thumb, sample } = pictures.get(run.name);
+    thumb.replaceChildren(thumbnail(story));
+    const { input, output } = exampleOf(story);
+    render(html`<span>${input}</span> <span aria-hidden="true">→</span> <strong>${output}</strong>`, sample);
   }
+}
+
+/** The run of the large picture: a translator with probes, or any run with them. */
+function heroRun(runs) {
+  const probed = runs.filter((run) => !run.error && run.probed && fits(pageOf("watch"), run));
+  return probed.find((run) => fits(pageOf("tour"), run)) ?? probed[0];
+}
+
+/** The last probe in large, and what it shows in one sentence. */
+function showHero(hero, run, story) {
+  const kind = kindOf(story);
+  const { input, output } = exampleOf(story);
+  const says = {
+    translation: html`After ${story.probes[0].step} steps <b>${run.name}</b> translates this held-out sentence. Each ribbon is attention of one head from a German or other target word below to a source word above: they cross where the word order changes.`,
+    language: html`After ${story.probes[0].step} steps <b>${run.name}</b>: each arc is attention of one head to an earlier token.`,
+    images: html`After ${story.probes[0].step} steps <b>${run.name}</b> takes ${input} for ${output}. Each head looks at other patches.`,
+  }[kind];
+  render(html`${thumbnail(story, { ...HERO, words: true })}<p class="note">${says}</p>`, hero);
 }
 
 /** Large links to Tour, Watch and Flow, with the first run that fits. */
@@ -57,21 +90,21 @@ function startHere(runs, state) {
     const run = fitting.find((one) => one.probed) ?? (name === "watch" ? undefined : fitting[0]);
     if (!run) return [];
     const href = address(name, { theme: state.theme ?? "", run: run.name });
-    return [html`<a class="way" href=${href}><strong>${title}</strong><span>${about}</span><small>opens ${run.name}</small></a>`];
+    return [html`<a class="way" href=${href}><strong>${title}</strong><span>${about}</span></a>`];
   });
   return ways.length ? html`<section aria-label="Start here"><h2>Start here</h2><div class="ways-in">${ways}</div></section>` : nothing;
 }
 
-function card(run, state, picture) {
+function card(run, state, { thumb, sample }) {
   if (run.error) return html`<article class="card broken"><h2>${run.name}</h2><p>${run.error}</p></article>`;
   const link = (page) => html`<a href=${address(page.name, { theme: state.theme ?? "", ...page.opens, run: run.name })}>${page.title}</a>`;
   return html`<article class="card">
-    <h2>${run.name}</h2>
-    <p class="kind">${[languages(run), KINDS[run.kind] ?? run.kind].filter(Boolean).join(" · ")}</p>
-    <div class="pictures">${sparkline(run.losses ?? [])}${picture}</div>
-    <dl>${facts(run).map(([key, value]) => html`<dt>${key}</dt><dd>${value}</dd>`)}</dl>
+    <div class="title"><h2>${run.name}</h2><span class="kind">${[languages(run), KINDS[run.kind] ?? run.kind].filter(Boolean).join(" · ")}</span></div>
+    <div class="pictures">${sparkline(run.losses ?? [])}${thumb}</div>
+    ${run.probed ? sample : nothing}
+    <dl>${facts(run).map(([key, value]) => html`<div><dt>${key}</dt><dd>${value}</dd></div>`)}</dl>
     <nav aria-label=${run.name}>${WAYS.filter((page) => fits(page, run)).map(link)}</nav>
-    ${run.command ? html`<p class="command"><code>${run.command}</code><button type="button" class="quiet" @click=${(event) => copy(event.target, run.command)}>Copy</button></p>` : nothing}
+    ${run.command ? html`<p class="command"><span class="note">Train it again</span><code>${run.command}</code><button type="button" class="quiet" @click=${(event) => copy(event.target, run.command)}>Copy</button></p>` : nothing}
     ${run.kind === "imported" ? nothing : html`<details @toggle=${(event) => settings(event.target, run.name)}><summary>Settings</summary></details>`}
   </article>`;
 }

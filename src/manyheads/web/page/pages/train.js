@@ -5,6 +5,7 @@ import { get } from "../api.js";
 import { Chart, smooth } from "../chart.js";
 import { LINES } from "../colour.js";
 import { checkbox, element, html, labelled, nothing, put, render, shown } from "../dom.js";
+import { lossStory } from "../insights.js";
 import { refresh as refreshProbes, sourceOf } from "../probes.js";
 import { chosenRun, lead, runChoice, usableRuns } from "../runs.js";
 import { Samples } from "../samples.js";
@@ -13,7 +14,10 @@ import { change } from "../state.js";
 const EVERY = 2000; // milliseconds between two requests
 const QUIET = 180; // seconds without a line after which a training has stopped
 const SEPARATOR = "|"; // of runs in the URL
+const VALIDATION = ["#4a97d2", "#e57126", "#00825e", "#b0578a", "#946300", "#2b759f"]; // the other shade of each colour, among several runs
+const MANY = 80; // lines of metrics.jsonl, from which curves are smoothed
 const TITLES = { bleu: "BLEU", chrf: "chrF" }; // exceptions to the capitalisation
+const SPLITS = { valid: "validation" }; // in words
 const SCORES = ["bleu", "chrf", "accuracy", "f1", "perplexity", "bits_per_character"]; // the first that there is
 
 /** The title of a metric. */
@@ -25,7 +29,7 @@ let charts = new Map(); // by metric; reused while the page is open
 
 /**
  * @typedef {object} Watched a run whose files are read
- * @property {string} name @property {string} colour
+ * @property {string} name @property {string} colour of its training @property {string} validation colour of its validation
  * @property {Record<string, any>[]} records of metrics.jsonl: step, split and numbers
  * @property {number} broken @property {number} next @property {string} version
  * @property {number} age seconds since the last line @property {number} seconds from the start to it
@@ -34,7 +38,7 @@ let charts = new Map(); // by metric; reused while the page is open
  */
 
 /** @returns {Watched} */
-const watch = (name, number) => ({ name, colour: LINES[number % LINES.length], records: [], broken: 0, next: 0, version: "", age: 0, seconds: 0, seen: [], source: sourceOf(name) });
+const watch = (name, number, all) => ({ name, colour: LINES[number % LINES.length], validation: all.length > 1 ? VALIDATION[number % LINES.length] : LINES[1], records: [], broken: 0, next: 0, version: "", age: 0, seconds: 0, seen: [], source: sourceOf(name) });
 
 export async function draw(place, state, signal) {
   const runs = await usableRuns(signal);
@@ -45,15 +49,20 @@ export async function draw(place, state, signal) {
   const header = element("div", { class: "standing" });
   const samples = new Samples();
   charts = new Map();
-  const about = lead("Each point is a line of metrics.jsonl. The dashed curve is the schedule formula.");
-  put(place, html`<h1>Training of ${run.name}</h1>${about}${header}${controls(runs, run, names, state)}${status}${grid}`);
+  const insight = element("p", { class: "insight" });
+  const form = element("form", { class: "controls", onsubmit: (event) => event.preventDefault() });
+  const about = lead("The numbers of metrics.jsonl, and what the model writes for a held-out example at each validation.");
+  put(place, html`<h1>Training of ${run.name}</h1>${about}${header}${insight}${form}${grid}${status}`);
   const watched = [run.name, ...names].map(watch);
   const show = () => {
     standing(header, watched[0]);
+    insight.textContent = lossStory(watched[0].records);
+    render(controls(runs, run, names, state, smoothing(state, watched)), form);
     samples.show(watched.map((one) => ({ ...one, validated: one.records.filter((record) => record.split === "valid").map((record) => record.step) })));
     showCharts(grid, watched, state, status);
     charts.get("loss").root.after(samples.root);
   };
+  status.textContent = "Reading metrics.jsonl …";
   await refresh(watched, signal);
   show();
   // Request again only after the last response: two requests at once would add the same lines.
@@ -71,14 +80,19 @@ export async function draw(place, state, signal) {
   setTimeout(again, EVERY);
 }
 
-function controls(runs, run, names, state) {
-  const smoothed = ({ target }) => change({ smooth: target.value === "0" ? "" : target.value });
+/** The share of the smoothing: of the state, else some for curves of many points. @param {Watched[]} watched */
+function smoothing(state, watched) {
+  const most = Math.max(...watched.map(({ records }) => records.filter((record) => record.split === "train").length));
+  const share = state.smooth === undefined ? (most > MANY ? 0.8 : 0) : Number(state.smooth);
+  return Math.max(0, Math.min(0.98, share || 0));
+}
+
+function controls(runs, run, names, state, share) {
+  const smoothed = ({ target }) => change({ smooth: target.value });
   const flag = (name, label) => checkbox(label, state[name] === "1", (on) => change({ [name]: on ? "1" : "" }));
-  return html`<form class="controls" @submit=${(event) => event.preventDefault()}>
-    ${runChoice(runs, run.name)} ${compared(runs.filter((one) => one.name !== run.name), names)}
+  return html`${runChoice(runs, run.name)} ${compared(runs.filter((one) => one.name !== run.name), names)}
     ${flag("logx", "log x")} ${flag("logy", "log y")}
-    ${labelled("Smoothing", html`<input type="range" min="0" max="0.98" step="0.02" .value=${state.smooth ?? "0"} @change=${smoothed} />`)}
-  </form>`;
+    ${labelled("Smoothing", html`<input type="range" min="0" max="0.98" step="0.02" .value=${String(share)} @change=${smoothed} />`)}`;
 }
 
 /** A checkbox for each other run, in the colour of its lines. */
@@ -132,7 +146,7 @@ function standing(place, run) {
   const valid = records.filter((record) => record.split === "valid");
   const best = valid.reduce((least, record) => (record.loss < (least?.loss ?? Infinity) ? record : least), null);
   const score = SCORES.find((name) => valid.at(-1)?.[name] !== undefined);
-  const left = !steps ? "–" : step >= steps ? "finished" : age > QUIET ? "stopped" : pace(run) ? `about ${duration(pace(run) * (steps - step) - age)}` : "–";
+  const left = !steps ? (age > QUIET ? "stopped" : "–") : step >= steps ? "finished" : age > QUIET ? "stopped" : pace(run) ? `about ${duration(pace(run) * (steps - step) - age)}` : "–";
   const facts = [
     ["step", steps ? `${step} of ${steps}` : String(step)],
     ["time left", left],
@@ -146,15 +160,15 @@ function standing(place, run) {
 /** The series of each metric: {loss: [{name: "demo train", …}], …}. @param {Watched[]} watched */
 function measured(watched) {
   const byMetric = new Map([["loss", []], ["learning_rate", []]]);
-  for (const { name, colour, records } of watched) {
+  for (const { name, colour, validation, records } of watched) {
     for (const record of records) {
       for (const [key, value] of Object.entries(record)) {
         if (key === "step" || key === "split") continue;
         if (!byMetric.has(key)) byMetric.set(key, []);
-        const series = `${watched.length > 1 ? `${name} ` : ""}${record.split}`;
+        const series = `${watched.length > 1 ? `${name} ` : ""}${SPLITS[record.split] ?? record.split}`;
         const all = byMetric.get(key);
         let line = all.find((one) => one.name === series);
-        if (!line) all.push((line = { name: series, colour, style: record.split === "valid" ? "marks" : "line", points: [] }));
+        if (!line) all.push((line = { name: series, colour: record.split === "valid" ? validation : colour, style: record.split === "valid" ? "marks" : "line", points: [] }));
         line.points.push([record.step, value]);
       }
     }
@@ -163,7 +177,7 @@ function measured(watched) {
 }
 
 function showCharts(grid, watched, state, status) {
-  const share = Math.max(0, Math.min(0.98, Number(state.smooth) || 0));
+  const share = smoothing(state, watched);
   for (const [key, measuredSeries] of measured(watched)) {
     if (!charts.has(key)) {
       charts.set(key, new Chart({ name: key, title: titleOf(key) }));
@@ -173,7 +187,7 @@ function showCharts(grid, watched, state, status) {
     const series = measuredSeries.flatMap((one) => {
       if (key === "learning_rate") return [{ ...one, style: "dots" }];
       if (!share || one.style === "marks") return [one];
-      return [{ ...one, faint: true, mute: true }, { ...one, name: `${one.name}, smoothed`, points: smooth(one.points, share) }];
+      return [{ ...one, faint: true }, { ...one, name: `${one.name}, smoothed`, points: smooth(one.points, share) }];
     });
     if (key === "learning_rate") {
       for (const { name, colour, schedule } of watched) {

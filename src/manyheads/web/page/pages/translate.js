@@ -8,8 +8,10 @@ import { describe, saving } from "../exports.js";
 import { cellOf, limited, reordered } from "../fitting.js";
 import { fill, textArea } from "../form.js";
 import { HeatMap } from "../heatmap.js";
+import { goldCells, orderOf } from "../insights.js";
 import { definePage } from "../page.js";
 import { change } from "../state.js";
+import { marked } from "../tokens.js";
 import { BEAMS, integer, legible, pieceButtons, textsView, tokensIn, tokensOut } from "../writers.js";
 
 const ALTERNATIVES = 10;
@@ -22,7 +24,7 @@ const FORGOTTEN = { prefix: "", at: "", which: "", cell: "", target: "" };
 
 export const { draw, keys } = definePage({
   name: "translate",
-  about: "Translates as you type. The map shows the attention of each target token to the source. It shows what is mixed in, not why a token is chosen.",
+  about: "Translates as you type. The map shows the source tokens that each target token attends to.",
   keys: [
     ["← →", "on the translation: previous token, next token; Enter shows alternatives"],
     ["← → ↑ ↓", "in a map: next cell"],
@@ -34,13 +36,13 @@ export const { draw, keys } = definePage({
 async function show({ run, runs, state, text, controls }, signal) {
   fill(screen.text, text);
   const prefix = tokensIn(state.prefix);
-  controls(...controlsOf({ run, runs, state, text, result: null }, []));
+  controls(...controlsOf({ run, runs, state, text, result: null }));
   const request = { run: run.name, text, prefix };
   const result = legible(await post("/api/translate", { ...request, beam: integer(state.beam), which: limited(state.which, BEAMS.length) }, signal));
   const at = state.at === undefined ? -1 : Math.min(integer(state.at) ?? -1, result.tokens.length - 1);
   const now = { run, runs, state, text, result, at, request, controls };
   screen.now = now;
-  controls(...controlsOf(now, []));
+  controls(...controlsOf(now));
   drawTranslation(now);
   render(hypotheses(now), screen.list);
   await Promise.all([drawAlternatives(now, signal), drawAlignment(now, null, signal)]);
@@ -63,7 +65,8 @@ async function compare({ run, state, text, result }, signal) {
 async function drawGold(now, signal) {
   const gold = await post("/api/gold", { run: now.run.name, text: now.text }, signal);
   if (signal.aborted) return;
-  now.controls(...controlsOf(now, gold.examples));
+  if (gold.phrasebook) screen.examples.set(now.run.name, gold.examples);
+  now.controls(...controlsOf(now));
   await drawAlignment(now, gold, signal);
 }
 
@@ -76,26 +79,30 @@ function build() {
     list: element("section", { class: "panel", "aria-label": "Hypotheses" }),
     which: element("div", { class: "controls" }),
     map: new HeatMap({ move }),
-    gold: new HeatMap(),
-    note: element("p", { class: "note", role: "status" }),
+    insight: element("p", { class: "insight" }),
+    note: element("p", { class: "note goldnote", role: "status" }),
+    /** Sentences of the phrasebook, by run. @type {Map<string, string[]>} */
+    examples: new Map(),
     comparison: new Comparison(),
     save: saving(() => textsView("translations", `Translations of “${screen.now.text}”`, screen.now.result.hypotheses)),
   };
   screen = made;
-  return html`${labelled("Text", made.text, "wide")}
+  return html`${labelled("Text", made.text, "wide")}${made.insight}
     <div class="panels">
       <div class="stacked">${made.translation}${made.alternatives}${made.list}</div>
-      <section class="stacked alignment" aria-label="Alignment"><div>${made.which}${made.note}</div>${made.map.root}${made.gold.root}</section>
+      <section class="stacked alignment" aria-label="Alignment">${made.which}${made.map.root}${made.note}</section>
     </div>
     ${made.comparison.root}`;
 }
 
-function controlsOf({ run, runs, state, result, text }, examples) {
+function controlsOf({ run, runs, state, result, text }) {
+  const examples = screen.examples.get(run.name) ?? [];
   const known = examples.includes(text);
   const options = [...(known ? [] : [["", "choose one"]]), ...examples.map((one) => [one, one])];
   return [
     labelled("Beam", select(BEAMS, String(result?.width ?? state.beam ?? ""), (beam) => change({ beam, which: "", cell: "" }))),
-    examples.length ? labelled("Example from the phrasebook", select(options, known ? text : "", (one) => one && change({ ...FORGOTTEN, text: one }))) : null,
+    // It has its place before the sentences arrive.
+    run.ambiguous ? labelled("Example from the phrasebook", select(options, known ? text : "", (one) => one && change({ ...FORGOTTEN, text: one }))) : null,
     compareChoice(runs, run, state.beside),
     // If a forced token is unknown, there is no translation to remove it from.
     result || !state.prefix ? null : button("Remove the forced tokens", () => change(FORGOTTEN)),
@@ -143,7 +150,7 @@ async function drawAlternatives({ result, at, request }, signal) {
 function hypotheses({ result }) {
   const choose = (at) => change({ which: String(at), at: "", cell: "" });
   const row = (one, at) => html`<tr>
-    <td>${at + 1}</td><td>${button(one.text || "(nothing)", () => choose(at), { pressed: at === result.which })}</td>
+    <td>${at + 1}</td><td>${button(at ? marked(one.text || "(nothing)", result.hypotheses[0].text) : one.text || "(nothing)", () => choose(at), { pressed: at === result.which })}</td>
     <td>${shown(one.score)}</td><td>${shown(one.log_probability)}</td>
   </tr>`;
   return html`<h2>${result.hypotheses.length > 1 ? `The ${result.hypotheses.length} best` : "The best"}</h2>
@@ -166,43 +173,49 @@ function chosenMap(state, { layers, heads }) {
 
 async function drawAlignment({ run, state, text, result }, gold, signal) {
   const { alignment } = result;
-  const pair = gold?.pair ?? null;
-  if (pair === null) screen.gold.root.hidden = true;
+  screen.map.root.hidden = alignment === null;
   if (alignment === null) {
-    screen.map.root.hidden = true;
-    screen.note.textContent = "Cannot show attention maps whose shape differs between layers.";
+    screen.insight.textContent = "Cannot show attention maps whose shape differs between layers.";
     return;
   }
+  const pair = gold?.pair ?? null;
   const map = chosenMap(state, alignment);
   describe({ run: run.name, text, translation: result.hypotheses[result.which].text, map: map.title });
-  const byWords = pair?.errors && (state.unit ?? "words") === "words";
-  const layers = select([["all", "mean of all"], ...numbered(alignment.layers)], map.layer < 0 ? "all" : String(map.layer), (layer) => change({ layer }));
-  const heads = select([["mean", "mean"], ...numbered(alignment.heads)], map.head < 0 ? "mean" : String(map.head), (head) => change({ head, layer: String(map.layer) }));
-  const units = [["words", "Words of the phrasebook pair"], ["tokens", "Tokens of the translation"]];
-  const choices = [
-    labelled("Layer", layers),
-    map.layer < 0 ? null : labelled("Head", heads),
-    pair?.errors ? tabs("Unit", units, byWords ? "words" : "tokens", (unit) => change({ unit, cell: "" })) : null,
-  ];
-  render(choices, screen.which);
+  const byWords = state.unit === "words" && Boolean(pair?.errors);
+  render(mapControls(run, alignment, map, byWords, Boolean(pair?.errors)), screen.which);
   const says = (row, column, value) => `${row} attends to ${column}: ${value}`;
   const kind = alignment.joined ? "Attention of the target to the source" : "Cross-attention";
   const [source, rows, columns] = byWords ? [pair.trace, pair.rows, pair.columns] : [result.trace, result.pieces, alignment.columns];
-  const { values } = await tensor(source, `${byWords ? "words" : "alignment"}.${map.kind}`, map.which, signal);
-  screen.map.show({ name: `alignment-${map.title.replace(/\W+/g, "-")}`, title: `${kind}, ${map.title}`, rows, columns, values, says }, state.cell ? cellOf(state.cell) : reordered(values, columns.length));
-  screen.note.textContent = goldNote(gold, map, result);
-  if (!pair) return;
-  const links = await tensor(pair.trace, "gold", {}, signal);
-  screen.gold.show({ name: "gold-alignment", title: "Gold alignment of the phrasebook", rows: pair.rows, columns: pair.columns, values: links.values, says: (row, column, value) => `${row} is ${value === "1" ? "" : "not "}aligned with ${column}` });
+  const [{ values }, links] = await Promise.all([
+    tensor(source, `${byWords ? "words" : "alignment"}.${map.kind}`, map.which, signal),
+    pair ? tensor(pair.trace, "gold", {}, signal) : null,
+  ]);
+  const rings = links ? goldCells(pair, links.values, rows, columns) : [];
+  screen.map.show({ name: `alignment-${map.title.replace(/\W+/g, "-")}`, title: `${kind}, ${map.title}`, rows, columns, values, says, rings }, state.cell ? cellOf(state.cell) : reordered(values, columns.length));
+  screen.insight.textContent = orderOf(values, rows, columns);
+  screen.note.textContent = goldNote(gold, map, result, rings.length > 0);
 }
 
-/** A note about the gold alignment. */
-function goldNote(gold, map, result) {
+/** The choice of a map. Words of the phrasebook pair have their place before they arrive. */
+function mapControls(run, { layers, heads }, map, byWords, hasWords) {
+  const layerChoice = select([["all", "mean of all"], ...numbered(layers)], map.layer < 0 ? "all" : String(map.layer), (layer) => change({ layer }));
+  const headChoice = select([["mean", "mean"], ...numbered(heads)], map.head < 0 ? "mean" : String(map.head), (head) => change({ head, layer: String(map.layer) }));
+  const units = [["tokens", "Its own tokens"], ["words", "Phrasebook words"]];
+  return [
+    labelled("Layer", layerChoice),
+    map.layer < 0 ? null : labelled("Head", headChoice),
+    run.ambiguous ? html`<div class=${hasWords ? "" : "reserved"}>${tabs("Unit", units, byWords ? "words" : "tokens", (unit) => change({ unit, cell: "" }))}</div>` : null,
+  ];
+}
+
+/** What the phrasebook says about the sentence, after the look-up. */
+function goldNote(gold, map, result, ringed) {
   if (gold === null || !gold.phrasebook) return "";
   if (gold.pair === null) return "No gold alignment for this sentence. Try an example.";
   const { target, errors } = gold.pair;
   const same = result.hypotheses[result.which].text === target ? "The phrasebook has the same translation." : `Phrasebook translation: ${target}`;
-  if (errors === null) return same;
+  const rings = ringed ? " Rings: gold alignment." : "";
+  if (errors === null) return same + rings;
   const error = { all: () => errors.all, mean: () => errors.mean[map.layer], weights: () => errors.weights[map.layer][map.head] }[map.kind]();
-  return `${same} Alignment error rate (AER) of this map: ${shown(100 * error)} %.`;
+  return `${same}${rings} Alignment error rate (AER) of this map: ${shown(100 * error)} %.`;
 }
