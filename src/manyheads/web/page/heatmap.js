@@ -22,14 +22,15 @@ const RING = "#d55e00"; // contrast of 3 or more with both ends of the scale of 
 
 export class HeatMap extends Figure {
   /**
-   * @param {{move?: (row: number, column: number, how: {replace: boolean}) => void, hover?: (row: number, column: number) => void, largest?: number}} [how]
-   * called when the cursor moves (keys replace the last entry of the history), and when the pointer does; the largest side of a cell
+   * @param {{move?: (row: number, column: number, how: {replace: boolean}) => void, hover?: (row: number, column: number) => void, largest?: number, tallest?: number}} [how]
+   * called when the cursor moves (keys replace the last entry of the history), and when the pointer does; the largest side of a cell, and of the map's height
    */
-  constructor({ move = () => {}, hover = () => {}, largest = 34 } = {}) {
+  constructor({ move = () => {}, hover = () => {}, largest = 34, tallest = Infinity } = {}) {
     super("heatmap");
     this.move = move;
     this.hover = hover;
     this.largest = largest;
+    this.tallest = tallest;
     this.at = [0, 0];
     /** @type {Required<Matrix>|null} */
     this.matrix = null;
@@ -106,7 +107,8 @@ export class HeatMap extends Figure {
     const cell = Math.max(columns.length > 128 ? 1 : 3, Math.min(staged ? 2.2 * largest : few ? 1.6 * largest : largest, fit));
     const flat = rows.length <= 10 || columns.length > 4 * rows.length;
     const tall = staged || (few && cell > largest) ? Math.min(cell, largest) : flat ? Math.max(cell, Math.min(20, Math.floor(400 / rows.length)) ) : cell;
-    return { left, top, right, cell, tall, letter };
+    const most = staged ? Infinity : Math.max(2, Math.floor(this.tallest / rows.length));
+    return { left, top, right, cell, tall: Math.min(tall, most), letter };
   }
 
   place() {

@@ -63,10 +63,13 @@ export function orderOf(values, rows, columns) {
  * What the beam is good for, in one sentence: where greedy search drops the best result.
  * @param {{width: number, nodes: import("./tree.js").Candidate[], greedy: any[], beam: any[]}} result
  */
-export function outcomeOf({ width, nodes, greedy: [greedy], beam: [best] }) {
+export function outcomeOf({ width, nodes, greedy: [greedy], beam: [best, second] }) {
   if (!best || !greedy) return "No hypothesis ended within the limit.";
   if (width === 1) return "With a beam of 1, this is greedy search: the best candidate of each step, nothing else.";
-  if (best.text === greedy.text) return `Greedy search finds the same text: at every step the best candidate led to the best result, score ${shown(best.score)}.`;
+  if (best.text === greedy.text) {
+    const close = second ? ` The runner-up, “${second.text}”, has score ${shown(second.score)} against ${shown(best.score)}.` : "";
+    return `Greedy search finds the same text: at every step the best candidate led to the best result.${close}`;
+  }
   if (best.score < greedy.score) return `Greedy search finds a better text here: score ${shown(greedy.score)}; the beam pruned it and ends with ${shown(best.score)}.`;
   let [step, rank, piece] = [0, 0, ""];
   for (let node = nodes.find((one) => one.place === 1); node; node = nodes[node.parent]) {
@@ -154,4 +157,45 @@ export function musicStory(who, distances, voices, own) {
   }
   const back = Array.from(distances).reduce((best, weight, at) => (at > 0 && (best === 0 || weight > distances[best]) ? at : best), 0);
   return back ? `${who} looks most at the event ${back} back: ${shown(100 * distances[back], 2)} % of its weight on average.` : `${who} has no earlier event to look at.`;
+}
+
+/**
+ * The share of positions that are most similar to a neighbour. @param {ArrayLike<number>} dots of all pairs, row after row @param {number} count
+ */
+export function nearShare(dots, count) {
+  let near = 0;
+  for (let row = 0; row < count; row++) {
+    let best = -1;
+    for (let other = 0; other < count; other++) {
+      if (other !== row && (best < 0 || dots[row * count + other] > dots[row * count + best])) best = other;
+    }
+    near += Number(Math.abs(best - row) === 1);
+  }
+  return near / count;
+}
+
+/**
+ * What a position scheme tells a model.
+ * @param {{scheme: string, length: number, dim: number, grid: object|null, curves: {name: string, points: [number, number][]}[]}} info
+ * @param {ArrayLike<number>|null} dots of all pairs of positions @param {{base: number, isTrained: boolean}} how
+ */
+export function positionStory({ scheme, length, dim, grid, curves }, dots, { base, isTrained }) {
+  if (dots && !grid) {
+    const share = nearShare(dots, length);
+    const near = `${share === 1 ? "Every position is" : `${Math.round(100 * share)} % of the positions are`} most similar to a neighbour`;
+    if (scheme === "sinusoidal" && !isTrained) return `The first channel repeats every ${shown(2 * Math.PI, 1)} positions, the last every ${Math.round(2 * Math.PI * base ** ((dim - 2) / dim)).toLocaleString("en")}: together they mark a place like the digits of a number. ${near}.`;
+    if (scheme === "learned" && !isTrained) return `${near}: before training, the table does not know which positions are close.`;
+    return share > 0.9 ? `${near}: the table tells near from far.` : `${near}.`;
+  }
+  const spans = curves.map(({ name, points }) => {
+    const values = points.map(([, value]) => value);
+    return { name, span: Math.max(...values) - Math.min(...values) };
+  });
+  if (spans.length > 1) {
+    const [most, least] = [spans.reduce((a, b) => (b.span > a.span ? b : a)), spans.reduce((a, b) => (b.span < a.span ? b : a))];
+    const known = scheme === "alibi" || isTrained ? "" : " At initialisation their shape is random.";
+    return `Distance changes the score by up to ${shown(most.span, 2)} in ${most.name} and ${shown(least.span, 2)} in ${least.name}: ${most.span > 2 * least.span ? `${least.name} can look farther away` : "all heads can look about equally far"}.${known}`;
+  }
+  if (grid) return "Each patch has a row and a column: patches of one row or one column are alike.";
+  return "";
 }

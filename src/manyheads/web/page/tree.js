@@ -7,7 +7,7 @@ import { Figure } from "./figure.js";
 const WIDE = { width: 126, height: 24, across: 154, down: 30, margin: 8, top: 22 };
 // On the page: the score below the token, so that all steps fit.
 const NARROW = { width: 60, height: 36, across: 74, down: 41, margin: 4, top: 20 };
-const [LABEL, NUMBER, LETTER] = [12, 11.5, 6.9];
+const [LABEL, NUMBER, LETTER] = [12, 11.5, 7.1];
 const FILLS = { kept: "#0072b22e", ended: "#009e7340", pruned: "none" };
 const STROKES = { kept: "#0072b2", ended: "#009e73", pruned: "#8a8f94" };
 const ROOT = -1;
@@ -177,7 +177,8 @@ export class Tree extends Figure {
     const twoLines = height > WIDE.height;
     const node = this.nodes[at] ?? { piece: this.rootPiece, state: "kept", score: null, place: null };
     const most = Math.floor((width - 9 - (twoLines ? 0 : 42)) / LETTER) - (node.place ? 2 : 0);
-    const cut = [...visible(node.piece)].slice(0, Math.max(1, most)).join("");
+    const letters = [...visible(node.piece)];
+    const cut = letters.length > most ? `${letters.slice(0, Math.max(1, most - 1)).join("")}…` : letters.join("");
     const label = (node.place ? `${node.place}. ` : "") + cut;
     const score = node.score === null ? "" : shown(node.score, 2);
     const round = node.state === "ended" ? height / 2 : 3;

@@ -105,7 +105,7 @@ async function showTrace(signal) {
   const size = count + 1;
   const voices = VOICES[trace.encoding] ?? [];
   const rowOfHead = (head) => (event) => weights.values.subarray((head * size + event + 1) * size, (head * size + event + 2) * size);
-  const farthest = (head) => far.values.subarray(head * size + 1, (head + 1) * size).reduce((most, one) => Math.max(most, one), 0);
+  const farthest = (head) => Math.max(0, ...far.values.subarray(head * size + 1, (head + 1) * size));
   const head = (screen.head = headOf(state, map, (one) => (voices.length ? ownVoice(rowOfHead(one), count, voices.length) : farthest(one))));
   screen.controls(...controlsOf(state, isUpload, trace));
   const of = (values, width, offset) => {

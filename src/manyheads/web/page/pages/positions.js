@@ -6,6 +6,7 @@ import { button, checkbox, element, html, labelled, numbered, select } from "../
 import { describe } from "../exports.js";
 import { cellOf, limited, numberInput } from "../fitting.js";
 import { HeatMap } from "../heatmap.js";
+import { positionStory } from "../insights.js";
 import { formulas } from "../math.js";
 import { definePage } from "../page.js";
 import { change } from "../state.js";
@@ -32,7 +33,8 @@ const STEPS = [
   "4. the first columns: S_rel, query by key",
 ];
 const WITHOUT_HEADS = ["sinusoidal", "learned", "sinusoidal-2d"];
-const WAVES = 6;
+const WAVES = 5;
+const TALLEST = 330; // pixels of a map, so that pictures and curves are seen together
 
 let screen = null;
 
@@ -57,7 +59,7 @@ async function show({ run, state, choice, controls }, signal) {
   const info = await get("/api/positions", query, signal);
   controls(...controlsOf(state, scheme, choice, info));
   screen.formula.replaceChildren(...formulas(info.formula));
-  screen.note.textContent = `${info.scheme}: ${info.length} positions shown, ${info.trained} trained. ${info.note}`;
+  screen.note.textContent = `${info.length} positions shown, ${info.trained} trained. ${info.note}`;
   await showTables(info, state, signal);
 }
 
@@ -68,16 +70,17 @@ function build() {
   };
   screen = {
     formula: element("p", { class: "formula" }),
+    insight: element("p", { class: "insight" }),
     note: element("p", { class: "note", role: "status" }),
-    table: new HeatMap({ move: moved("cell") }),
-    dots: new HeatMap({ move: moved("at") }),
+    table: new HeatMap({ move: moved("cell"), tallest: TALLEST }),
+    dots: new HeatMap({ move: moved("at"), tallest: TALLEST }),
     grid: new HeatMap(),
     waves: new Chart({ name: "waves", title: "Single channels over the positions", across: "position" }),
     distance: new Chart({ name: "distance", title: "Over the distance", across: "distance" }),
     steps: STEPS.map(() => new HeatMap()),
     figures: element("div", { class: "charts loose" }),
   };
-  return [screen.formula, screen.note, screen.figures];
+  return [html`<div class="scheme">${screen.formula}${screen.note}</div>`, screen.insight, screen.figures];
 }
 
 function controlsOf(state, scheme, choice, info) {
@@ -123,20 +126,20 @@ async function showTables(info, state, signal) {
   const name = ["added", "turned", "scores"].find(has);
   const figures = [];
   const waves = name === "added" || name === "turned";
+  const middle = Math.floor(info.length / 2);
   if (name) {
     const table = await of(name, name === "scores" ? { layer: head } : {});
     matrix(screen.table, `${info.scheme}-${name}`, `${info.scheme}: ${TABLES[name]}${name === "scores" ? `, head ${head + 1}` : ""}`, table, cellOf(state.cell), waves ? "channel" : "key");
     figures.push(screen.table.root);
-    if (waves) {
-      screen.waves.show(series(table, state), { note: "Sinusoidal schemes have sines and cosines of increasing wavelength." });
-      figures.push(screen.waves.root);
-    }
+    if (waves) screen.waves.show(series(table, state));
   }
   screen.now = { info, dots: has("dots") ? await of("dots") : null };
   if (screen.now.dots) {
-    matrix(screen.dots, `${info.scheme}-dots`, `${info.scheme}: dot product of two positions`, screen.now.dots, cellOf(state.at, [0, 0]), "position");
+    matrix(screen.dots, `${info.scheme}-dots`, `${info.scheme}: dot product of two positions`, screen.now.dots, cellOf(state.at, [middle, middle]), "position");
     figures.push(screen.dots.root);
   }
+  if (waves) figures.push(screen.waves.root);
+  screen.insight.textContent = positionStory(info, screen.now.dots?.values ?? null, { base: Number(state.base ?? 10000), isTrained: state.scheme === "run" });
   if (info.grid && screen.now.dots) figures.push(screen.grid.root);
   else if (info.curves.length) figures.push(screen.distance.root);
   showFrom();
@@ -199,7 +202,7 @@ function matrix(map, name, title, table, at, across) {
   const [rows, columns] = table.shape;
   const count = (size) => Array.from({ length: size }, (_, number) => String(number));
   const [low, high] = ends(table.values);
-  const says = (row, column, value) => `position ${row}, ${across} ${column}: ${value}`;
+  const says = (row, column, value) => `position ${row}, ${across} ${column}: ${value}`.replace(/[“”]/g, "");
   map.show({ name, title, rows: count(rows), columns: count(columns), values: table.values, low, high, says }, at);
 }
 
@@ -207,7 +210,7 @@ function matrix(map, name, title, table, at, across) {
 function series({ shape, values }, state) {
   const [rows, columns] = shape;
   const listed = (state.channels ?? "").split(" ").filter((text) => text !== "").map(Number).filter((one) => one >= 0 && one < columns);
-  const chosen = listed.length ? listed : [...new Set([0, 1, 0.125, 0.25, 0.5, 0.75].map((at) => (at === 1 ? 1 : Math.floor(at * columns))))].slice(0, WAVES);
+  const chosen = listed.length ? listed : [...new Set([0, 0.125, 0.25, 0.375, 0.5].map((at) => Math.floor(at * columns)))].slice(0, WAVES);
   return chosen
     .filter((channel) => channel < columns)
     .map((channel) => ({ name: `channel ${channel}`, points: Array.from({ length: rows }, (_, row) => [row, values[row * columns + channel]]) }));

@@ -1,14 +1,16 @@
 // Quiz: the questions of the lectures. A choice is answered by a computation, with the number that decides.
 
 import { get, post } from "../api.js";
-import { button, element, html, nothing, render } from "../dom.js";
+import { button, element, escaped, html, nothing, render } from "../dom.js";
+import { coloured } from "../math.js";
 import { definePage } from "../page.js";
 import { change, read } from "../state.js";
 
 /** @typedef {{name: string, lecture: string, slide: string, question: string, choices: Record<string, string>}} Question */
 
 const place = element("div", { class: "quizzes" });
-const score = element("p", { class: "note", role: "status" });
+const score = element("p", { role: "status" });
+const list = element("div");
 /** The computed answers, by name. @type {Map<string, any>} */
 const answers = new Map();
 /** @type {Question[]} */
@@ -18,7 +20,7 @@ export const { draw, keys } = definePage({
   name: "quiz",
   about: "Questions of the lectures. Choose an answer: it is computed now, not looked up, and the number that decides is shown.",
   withoutRun: true,
-  build: () => [score, place],
+  build: () => html`<div class="quiz-page"><aside class="quiz-list" aria-label="Questions">${score}${list}</aside>${place}</div>`,
   show,
 });
 
@@ -31,11 +33,46 @@ async function show({ state }, signal) {
   if (!questions.length) questions = (await get("/api/quizzes", {}, signal)).quizzes;
   const chosen = chosenIn(state.answers);
   const asked = questions.filter(({ name }) => chosen.has(name));
+  drawAll(chosen); // a computation may take seconds: the choice is shown before
   await Promise.all(asked.filter(({ name }) => !answers.has(name)).map(async ({ name }) => answers.set(name, await post("/api/quiz", { name }, signal))));
+  drawAll(chosen);
+}
+
+/** Whether a choice is right; undefined if the question is open or not answered yet. @param {Question} quiz @param {string|undefined} letter */
+function verdict({ name, choices }, letter) {
+  const result = letter && Object.keys(choices).length ? answers.get(name) : undefined;
+  return result && result.answer.split(", ").includes(letter);
+}
+
+/** @param {Map<string, string>} chosen */
+function drawAll(chosen) {
   render(questions.map((quiz) => card(quiz, chosen.get(quiz.name))), place);
-  const judged = asked.filter(({ choices }) => Object.keys(choices).length);
-  const right = judged.filter(({ name }) => answers.get(name).answer.split(", ").includes(chosen.get(name))).length;
-  score.textContent = judged.length ? `${right} of ${judged.length} right.` : `${questions.length} questions.`;
+  const verdicts = questions.map((quiz) => verdict(quiz, chosen.get(quiz.name)));
+  const judged = verdicts.filter((right) => right !== undefined);
+  score.textContent = judged.length ? `${judged.filter(Boolean).length} of ${judged.length} right.` : `${questions.length} questions.`;
+  render(index(chosen, verdicts), list);
+}
+
+/** The questions by lecture, with what became of each. */
+function index(chosen, verdicts) {
+  const mark = (at) => {
+    if (verdicts[at] === undefined) return html`<span aria-hidden="true">${chosen.has(questions[at].name) ? "•" : "○"}</span>`;
+    const word = verdicts[at] ? "right" : "wrong";
+    return html`<span class=${word} role="img" aria-label=${word}>${verdicts[at] ? "✓" : "✗"}</span>`;
+  };
+  const lectures = [...new Set(questions.map(({ lecture }) => lecture))];
+  const entry = ({ name, slide }, at) => html`<li><a href="#card-${name}" @click=${(event) => jump(event, name)}>${mark(at)}<span>${slide}</span></a></li>`;
+  return html`<progress max=${questions.length} value=${chosen.size} aria-label="Answered questions"></progress>
+    ${lectures.map((lecture) => html`<div><h3>${lecture}</h3><ul>${questions.map((quiz, at) => (quiz.lecture === lecture ? entry(quiz, at) : nothing))}</ul></div>`)}`;
+}
+
+/** Scrolls to a question; its address stays that of the page. */
+function jump(event, name) {
+  event.preventDefault();
+  event.stopPropagation();
+  const to = document.getElementById(`card-${name}`);
+  to?.scrollIntoView({ block: "start" });
+  to?.querySelector("button")?.focus({ preventScroll: true });
 }
 
 /** Adds a choice to the state. @param {string} name @param {string} letter */
@@ -44,7 +81,17 @@ function answer(name, letter) {
   change({ answers: [...all].map(([one, choice]) => (choice ? `${one}.${choice}` : one)).join(" ") });
 }
 
-/** A text with its one-letter indices lowered: d_k. @param {string} text */
+/** A text with its matrices typeset, and one-letter indices lowered: (1 0; 0 1), d_k. @param {string} text */
+const typeset = (text) => text.split(/(\([^()]*;[^()]*\))/).map((part, at) => (at % 2 ? matrix(part) : indexed(part)));
+
+/** A matrix as MathML. @param {string} text rows between semicolons */
+function matrix(text) {
+  const rows = text.slice(1, -1).split(";").map((row) => row.trim().split(" "));
+  const cells = rows.map((row) => `<mtr>${row.map((cell) => `<mtd><mn>${escaped(cell)}</mn></mtd>`).join("")}</mtr>`);
+  return coloured(`<math displaystyle="true"><mrow><mo>(</mo><mtable>${cells.join("")}</mtable><mo>)</mo></mrow></math>`);
+}
+
+/** @param {string} text */
 const indexed = (text) => text.split(/(?<=[A-Za-zα])_([a-z0-9])(?![a-z_])/).map((part, at) => (at % 2 ? html`<sub>${part}</sub>` : part));
 
 /** @param {Question} quiz @param {string|undefined} chosen undefined: not answered */
@@ -52,11 +99,12 @@ function card({ name, lecture, slide, question, choices }, chosen) {
   const result = chosen === undefined ? null : answers.get(name);
   const letters = Object.entries(choices);
   const note = (text) => html`<p class="note">${text}</p>`;
-  const open = () => (result ? result.findings.map(({ text }) => html`<p class="finding">${indexed(text)}</p>`) : button("Compute the answer", () => answer(name, ""), { id: `quiz-${name}` }));
-  return html`<article class="card quiz">
-    ${note(`${lecture}, “${slide}”`)}
-    <h2>${indexed(question)}</h2>
-    ${letters.length ? html`<ul>${letters.map(([letter, text]) => choiceOf(name, letter, text, chosen, result))}</ul>` : open()}
+  const open = () => (result ? result.findings.map(({ text }) => html`<p class="finding">${indexed(text)}</p>`) : button("Compute the answer", () => answer(name, ""), { id: `quiz-${name}`, kind: "primary" }));
+  return html`<article class="card quiz ${letters.length ? "" : "open"}" id="card-${name}">
+    ${note(`${lecture} · ${slide}`)}
+    <h2>${typeset(question)}</h2>
+    ${letters.length ? html`<ul>${letters.map(([letter, text]) => choiceOf(name, letter, text, chosen, result))}</ul>` : html`<div>${open()}</div>`}
+    ${chosen !== undefined && !result ? note("Computing …") : nothing}
     ${result?.printed ? note(`The lecture says ${result.printed}.`) : nothing}
     ${result?.remark ? note(result.remark) : nothing}
   </article>`;
@@ -67,7 +115,7 @@ function choiceOf(name, letter, text, chosen, result) {
   const finding = result?.findings.find((one) => one.letter === letter);
   const judged = finding ? (finding.right ? "right" : "wrong") : "";
   return html`<li class=${judged}>
-    ${button(`(${letter}) ${text}`, () => answer(name, letter), { id: `quiz-${name}-${letter}`, pressed: chosen === letter })}
+    ${button(html`<b>(${letter})</b> <span>${indexed(text)}</span>`, () => answer(name, letter), { id: `quiz-${name}-${letter}`, pressed: chosen === letter })}
     ${finding ? html`<p class="finding"><strong>${finding.right ? "✓" : "✗"} ${judged}: </strong>${finding.text}</p>` : nothing}
   </li>`;
 }

@@ -34,6 +34,7 @@ export async function draw(place, state, signal) {
   const panel = await trainingPanel(signal);
   const pictures = new Map(runs.map((run) => [run.name, { thumb: element("div", { class: "picture" }), sample: element("p", { class: "sample" }) }]));
   const first = heroRun(runs);
+  const inOrder = first ? [first, ...runs.filter((run) => run !== first)] : runs;
   const hero = element("div", { class: "hero-picture" });
   put(
     place,
@@ -46,11 +47,10 @@ export async function draw(place, state, signal) {
         ${first ? html`<a class="hero-frame" href=${address("watch", { theme: state.theme ?? "", run: first.name })} aria-label=${`Watch ${first.name} learn`}>${hero}</a>` : nothing}
       </section>
       ${panel}
-      <h2 class="count">${runs.length === 1 ? "1 run" : `${runs.length} runs`} in ${folder}</h2>
-      <div class="cards">${runs.map((run) => card(run, state, pictures.get(run.name)))}</div>`,
+      <h2 class="count">${runs.length === 1 ? "1 run" : `${runs.length} runs`} in the folder “${folder}”</h2>
+      <div class="cards">${inOrder.map((run) => card(run, state, pictures.get(run.name)))}</div>`,
   );
   // After the cards, one by one: no card waits for a picture.
-  const inOrder = first ? [first, ...runs.filter((run) => run !== first)] : runs;
   for (const run of inOrder) {
     const story = run.probed ? await lastProbe(run.name, signal) : null;
     if (!story) continue;
@@ -73,7 +73,7 @@ function showHero(hero, run, story) {
   const kind = kindOf(story);
   const { input, output } = exampleOf(story);
   const says = {
-    translation: html`After ${story.probes[0].step} steps <b>${run.name}</b> translates this held-out sentence. Each ribbon is attention of one head from a German or other target word below to a source word above: they cross where the word order changes.`,
+    translation: html`After ${story.probes[0].step} steps <b>${run.name}</b> translates a sentence that it has not seen. Each ribbon is the attention of one head from ${language(run, 1, "target")} below to ${language(run, 0, "source")} above. Ribbons cross where the word order changes.`,
     language: html`After ${story.probes[0].step} steps <b>${run.name}</b>: each arc is attention of one head to an earlier token.`,
     images: html`After ${story.probes[0].step} steps <b>${run.name}</b> takes ${input} for ${output}. Each head looks at other patches.`,
   }[kind];
@@ -101,7 +101,7 @@ function card(run, state, { thumb, sample }) {
   return html`<article class="card">
     <div class="title"><h2>${run.name}</h2><span class="kind">${[languages(run), KINDS[run.kind] ?? run.kind].filter(Boolean).join(" · ")}</span></div>
     <div class="pictures">${sparkline(run.losses ?? [])}${thumb}</div>
-    ${run.probed ? sample : nothing}
+    ${run.probed && !(run.can ?? []).includes("music") ? sample : nothing}
     <dl>${facts(run).map(([key, value]) => html`<div><dt>${key}</dt><dd>${value}</dd></div>`)}</dl>
     <nav aria-label=${run.name}>${WAYS.filter((page) => fits(page, run)).map(link)}</nav>
     ${run.command ? html`<p class="command"><span class="note">Train it again</span><code>${run.command}</code><button type="button" class="quiet" @click=${(event) => copy(event.target, run.command)}>Copy</button></p>` : nothing}
@@ -109,18 +109,20 @@ function card(run, state, { thumb, sample }) {
   </article>`;
 }
 
-/** The language pair: English → German. */
-function languages({ languages: codes = [] }) {
-  const names = new Intl.DisplayNames(["en"], { type: "language", fallback: "code" });
-  const name = (code) => {
-    try {
-      return names.of(code);
-    } catch {
-      return code; // not a language tag
-    }
-  };
-  return codes.length === 2 ? codes.map(name).join(" → ") : "";
+/** The name of a language tag. */
+function nameOf(code) {
+  try {
+    return new Intl.DisplayNames(["en"], { type: "language", fallback: "code" }).of(code);
+  } catch {
+    return code; // not a language tag
+  }
 }
+
+/** One side of a language pair. @param {{languages?: string[]}} run @param {number} at @param {string} otherwise */
+const language = ({ languages: codes = [] }, at, otherwise) => (codes.length === 2 ? nameOf(codes[at]) : otherwise);
+
+/** The language pair: English → German. */
+const languages = ({ languages: codes = [] }) => (codes.length === 2 ? codes.map(nameOf).join(" → ") : "");
 
 function facts(run) {
   const known = [];

@@ -102,7 +102,7 @@ function controlsOf({ run, runs, state, result, text }) {
   return [
     labelled("Beam", select(BEAMS, String(result?.width ?? state.beam ?? ""), (beam) => change({ beam, which: "", cell: "" }))),
     // It has its place before the sentences arrive.
-    run.ambiguous ? labelled("Example from the phrasebook", select(options, known ? text : "", (one) => one && change({ ...FORGOTTEN, text: one }))) : null,
+    run.ambiguous ? labelled("Example from the phrasebook", select(options, known ? text : "", (one) => one && change({ ...FORGOTTEN, text: one })), "examples") : null,
     compareChoice(runs, run, state.beside),
     // If a forced token is unknown, there is no translation to remove it from.
     result || !state.prefix ? null : button("Remove the forced tokens", () => change(FORGOTTEN)),
@@ -200,7 +200,7 @@ async function drawAlignment({ run, state, text, result }, gold, signal) {
 function mapControls(run, { layers, heads }, map, byWords, hasWords) {
   const layerChoice = select([["all", "mean of all"], ...numbered(layers)], map.layer < 0 ? "all" : String(map.layer), (layer) => change({ layer }));
   const headChoice = select([["mean", "mean"], ...numbered(heads)], map.head < 0 ? "mean" : String(map.head), (head) => change({ head, layer: String(map.layer) }));
-  const units = [["tokens", "Its own tokens"], ["words", "Phrasebook words"]];
+  const units = [["tokens", "Tokens"], ["words", "Phrasebook words"]];
   return [
     labelled("Layer", layerChoice),
     map.layer < 0 ? null : labelled("Head", headChoice),
