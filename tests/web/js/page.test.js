@@ -23,7 +23,7 @@ const { shown, spelled, visible } = await import(`${page}/dom.js`);
 const { csv, wrapped } = await import(`${page}/exports.js`);
 const { cellOf, limited, reordered } = await import(`${page}/fitting.js`);
 const { diagram, headDiagram, headOf, pathOf, sublayers } = await import(`${page}/flowlayout.js`);
-const { goldCells, halfOf, lossStory, musicStory, orderOf, outcomeOf, ownVoice, pictureStory, wordsOf } = await import(`${page}/insights.js`);
+const { fillStory, goldCells, halfOf, lossStory, musicStory, nearShare, orderOf, outcomeOf, ownVoice, pictureStory, positionStory, wordsOf } = await import(`${page}/insights.js`);
 const { mathml } = await import(`${page}/math.js`);
 const { strongest } = await import(`${page}/lines.js`);
 const { address, change, onChange, pageName, read } = await import(`${page}/state.js`);
@@ -253,4 +253,20 @@ test("a head that follows its voice has all its attention there", () => {
   assert.equal(ownVoice(rows((event) => event - 1), 8, 2), 0);
   assert.match(musicStory("Head 1", [0, 1], 2, 1), /100 % .* \(50 % by chance\): it follows the melody/);
   assert.match(musicStory("Head 1", [0.5, 0.1, 0.3], 0, 0), /event 2 back: 30 %/);
+});
+
+test("positions are near if each is most similar to a neighbour", () => {
+  const near = Array.from({ length: 9 }, (_, cell) => -Math.abs(Math.floor(cell / 3) - (cell % 3)));
+  assert.equal(nearShare(near, 3), 1);
+  assert.equal(nearShare([0, 0, 1, 1, 0, 0, 1, 0, 0], 3), 1 / 3); // only the middle one
+  const curves = [["head 1", -8], ["head 2", -1]].map(([name, low]) => ({ name, points: [[-4, low], [0, 0]] }));
+  const about = { scheme: "alibi", length: 5, dim: 8, grid: null };
+  assert.match(positionStory({ ...about, curves }, null, { base: 1e4, isTrained: false }), /up to 8 in head 1 and 1 in head 2: head 2 can look farther/);
+});
+
+test("the story of masks counts the words that are put back", () => {
+  const top = [{ piece: " dog", probability: 0.6 }];
+  const masks = [{ top, hidden: { piece: " dog", rank: 1 } }, { top, hidden: { piece: " tree", rank: 7 } }];
+  assert.match(fillStory(masks, ["dog", "tree"]), /1 of 2 words: “dog” is its first choice \(60 %\); “tree” is number 7, after “dog”/);
+  assert.match(fillStory([{ top, hidden: null }], [""]), /would write “dog”/);
 });

@@ -4,6 +4,7 @@ import { post } from "../api.js";
 import { Bars } from "../bars.js";
 import { element, html, labelled, render, shown } from "../dom.js";
 import { fill, textArea } from "../form.js";
+import { fillStory } from "../insights.js";
 import { definePage } from "../page.js";
 import { change, read } from "../state.js";
 
@@ -20,7 +21,7 @@ export function parts(text) {
 
 export const { draw, keys } = definePage({
   name: "fill",
-  about: "Click words to mask them. A mask stands for one token, so words of several subwords cannot be predicted.",
+  about: "A masked language model guesses hidden words from both sides. Click a word to hide it.",
   keys: [
     ["← →", "among the words: previous word, next word"],
     ["Enter", "on a word: mask or unmask it; a typed mask is replaced by the most probable word"],
@@ -39,9 +40,10 @@ async function show({ run, state }, signal) {
   const two = written.length ? [] : [places[Math.floor(places.length / 3)], places.at(-1)];
   const chosen = state.mask === undefined ? two : state.mask.split(" ").map((number) => places[Number(number)]);
   const masked = new Set([...written, ...chosen.filter((at) => at !== undefined)]);
-  render(buttons(words, places, masked, written), screen.words);
   screen.best = new Map(); // the most probable word of each mask, by position
+  render(buttons(words, places, masked, written), screen.words);
   if (!masked.size) {
+    screen.insight.textContent = "Hide a word, and the model guesses it from the words before and after it.";
     screen.sentence.textContent = "Click a word to mask it.";
     screen.results.replaceChildren();
     return;
@@ -51,6 +53,8 @@ async function show({ run, state }, signal) {
   const hidden = inOrder.map((at) => (written.includes(at) ? "" : words[at][0]));
   const prediction = await post("/api/fill", { run: run.name, text: maskedText, hidden }, signal);
   screen.best = new Map(inOrder.map((at, number) => [at, prediction.masks[number].top[0].piece]));
+  render(buttons(words, places, masked, written), screen.words);
+  screen.insight.textContent = fillStory(prediction.masks, hidden);
   screen.sentence.textContent = prediction.text;
   screen.results.replaceChildren(...prediction.masks.map((one, at) => result(one, at, hidden[at])));
 }
@@ -59,10 +63,11 @@ function build() {
   screen = {
     text: textArea("text", { mask: "" }),
     words: element("div", { class: "words", role: "group", "aria-label": "Words: Enter masks one", onkeydown: walk }),
+    insight: element("p", { class: "insight" }),
     sentence: element("p", { class: "sentence", role: "status" }),
     results: element("div", { class: "charts loose" }),
   };
-  return [labelled("Text", screen.text, "wide"), screen.words, screen.sentence, screen.results];
+  return [labelled("Text", screen.text, "wide"), screen.insight, html`<div class="panel masking">${screen.words}${screen.sentence}</div>`, screen.results];
 }
 
 function buttons(words, places, masked, written) {
@@ -72,7 +77,7 @@ function buttons(words, places, masked, written) {
     const isMasked = masked.has(at);
     const label = `${part}, word ${number + 1}${isMasked ? `: ${MASK}` : ""}`;
     const act = () => (written.includes(at) ? replace(at, words, masked) : toggle(number, places, masked));
-    return html`<button type="button" id="word-${number}" aria-pressed=${isMasked} aria-label=${label} @click=${act}>${isMasked ? MASK : part}</button>`;
+    return html`<button type="button" id="word-${number}" aria-pressed=${isMasked} aria-label=${label} @click=${act}>${isMasked ? [MASK, html`<small>${screen.best.get(at)?.trim().replace(/^##/, "") ?? "…"}</small>`] : part}</button>`;
   });
 }
 
@@ -105,12 +110,15 @@ function walk(event) {
 
 function result(prediction, at, word) {
   const bars = new Bars({ name: `fill-${at + 1}`, relative: true });
-  const rows = prediction.top.map(({ piece, probability }) => ({ label: piece, values: [probability], strong: piece === prediction.hidden?.piece }));
+  const { hidden } = prediction;
+  const rows = prediction.top.map(({ piece, probability }) => ({ label: piece, values: [probability], strong: piece === hidden?.piece }));
+  // The hidden word has a row, even if it is not among the most probable ones.
+  if (hidden && hidden.rank > rows.length) rows.push({ label: hidden.piece, values: [hidden.probability], strong: true });
   let note = "The longest bar is the most probable word.";
-  if (word && prediction.hidden) {
-    note += prediction.hidden.rank === null
+  if (word && hidden) {
+    note += hidden.rank === null
       ? ` “${word}” is not a single token among the top 1,000.`
-      : ` “${word}” has rank ${prediction.hidden.rank}, with probability ${shown(prediction.hidden.probability)}.`;
+      : ` “${word}” has rank ${hidden.rank}, with probability ${shown(hidden.probability)}.`;
   }
   bars.show(rows, `Mask ${at + 1}${word ? `, for “${word}”` : ""}`, note);
   return bars.root;
