@@ -124,7 +124,8 @@ def test_samples_are_the_outputs_of_the_probes(page: Any, folder: Path) -> None:
             cells = row.locator("th, td").all_inner_texts()
             assert int(cells[0]) == step
             if "text" in probe:
-                words = cells[1].replace("changed:", "").split()  # marked: not in the reference
+                # Words that are not in the reference are marked; those that are missing follow.
+                words = cells[1].replace("changed:", "").split("missing:")[0].split()
                 assert words == (probe["text"] or "(nothing)").split()
             else:
                 name, share = probe["probabilities"][0]

@@ -120,7 +120,7 @@ export function halfOf(weights) {
 export function pictureStory(classes, label, who, weights) {
   const [best] = classes;
   const half = halfOf(weights);
-  const look = `${who} takes half of its attention from ${half} of ${weights.length} patches.`;
+  const look = `${who} puts half of its attention on ${half} of ${weights.length} patches.`;
   if (!best) return look;
   const judged = label === undefined ? "" : best.label === label ? ", which is right" : `, but it is “${label}”`;
   return `The model takes the picture for “${best.label}” (${shown(100 * best.probability, 2)} %)${judged}. ${look}`;

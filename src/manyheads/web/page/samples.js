@@ -1,7 +1,7 @@
 // What a model gave for a held-out example at each validation, from the probes of its training.
 
 import { element, html, labelled, nothing, render, select } from "./dom.js";
-import { marked } from "./tokens.js";
+import { compared, marked } from "./tokens.js";
 import { kindOf } from "./watchparts.js";
 import { pictureText } from "./watchpictures.js";
 
@@ -81,10 +81,12 @@ function row({ name, colour, source }, at, sentence, { target }) {
   const { step, sentences } = source.probes[at];
   const output = outputAt(source, at, sentence);
   const { reference_log_probs: logProbs } = sentences[sentence];
+  const isTranslation = kindOf(source) === "translation";
+  const missing = isTranslation ? compared(output.split(" "), (target ?? "").split(" ")).flatMap(([word, isThere]) => (isThere ? [] : [word])) : [];
   const share = Math.exp(sum(logProbs) / logProbs.length);
   return html`<tr>
     <th scope="row" title=${name}><span class="dot" .style=${`background: ${colour}`}></span>${step}</th>
-    <td>${kindOf(source) === "translation" ? marked(output, target ?? "") : output}</td>
+    <td>${isTranslation ? marked(output, target ?? "") : output}${missing.length ? html`<small>missing: ${missing.join(" ")}</small>` : nothing}</td>
     <td><span class="share" .style=${`--share: ${share.toFixed(3)}`}>${sum(logProbs).toFixed(2)}</span></td>
   </tr>`;
 }

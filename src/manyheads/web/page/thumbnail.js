@@ -6,6 +6,7 @@ import { pictureOf } from "./watchpictures.js";
 
 const [WIDTH, HEIGHT] = [220, 64];
 const LEAST = 0.08; // weights below are not drawn
+const [LEAST_FONT, ROW] = [10, 14]; // of words in one row; the height of a second one
 
 /** The loss over the steps as a line; empty without two of them. @param {[number, number][]} losses */
 export function sparkline(losses) {
@@ -74,14 +75,14 @@ function eachWeight(context, story, moment, [, heads, rows, columns], act) {
   context.globalAlpha = 1;
 }
 
-/** x of each token; with words, they are written at this height. */
-function centresOf(context, tokens, { width, words }, y) {
+/** x of each token; with words, they are written at this height, and every other one a row further out if they are many. */
+function centresOf(context, tokens, { width, words }, y, out) {
   if (!words) return tokens.map((_, at) => 8 + ((width - 16) * (at + 0.5)) / tokens.length);
-  const { labels, centres, font } = place(context, tokens, width, 16);
+  const { labels, centres, font, rows } = place(context, tokens, width, 16, LEAST_FONT);
   context.font = `${font}px ${FONT}`;
   context.textAlign = "center";
   context.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--text");
-  labels.forEach((label, at) => context.fillText(label, centres[at], y));
+  labels.forEach((label, at) => context.fillText(label, centres[at], y + out * ROW * rows[at]));
   return centres;
 }
 
@@ -89,9 +90,9 @@ function centresOf(context, tokens, { width, words }, y) {
 
 function ribbons(context, story, moment, shape, size) {
   const { source_tokens: source, target_tokens: target } = story.sentences[moment.sentence];
-  const [top, bottom] = size.words ? [26, size.height - 28] : [3, size.height - 3];
-  const from = centresOf(context, source, size, 16);
-  const to = centresOf(context, target, size, size.height - 10);
+  const [top, bottom] = size.words ? [ROW + 24, size.height - ROW - 22] : [3, size.height - 3];
+  const from = centresOf(context, source, size, top - 10, -1);
+  const to = centresOf(context, target, size, bottom + 18, 1);
   const slot = Math.min(size.words ? 7 : 1.4, (size.width / from.length - 6) / shape[1]);
   eachWeight(context, story, moment, shape, (row, column, head, value) => {
     const [left, right] = [from[column] + head * slot, to[row] + head * slot];
@@ -105,8 +106,8 @@ function ribbons(context, story, moment, shape, size) {
 
 function arcs(context, story, moment, shape, size) {
   const { source_tokens: prompt, target_tokens: rest } = story.sentences[moment.sentence];
-  const bottom = size.words ? size.height - 28 : size.height - 3;
-  const centres = centresOf(context, [...prompt, ...rest], size, size.height - 10);
+  const bottom = size.words ? size.height - ROW - 22 : size.height - 3;
+  const centres = centresOf(context, [...prompt, ...rest], size, bottom + 18, 1);
   eachWeight(context, story, moment, shape, (row, column, head, value) => {
     if (row === column) return;
     const [from, to] = [column, row].map((at) => centres[at] + head * 1.4);

@@ -15,7 +15,7 @@ const START = [
   ["watch", "Watch it learn", "One sentence from the first training step to the last: drag along the loss curve."],
   ["flow", "Follow the numbers", "The forward pass as a diagram, down to the sum behind a single cell."],
 ];
-const HERO = { width: 720, height: 250 }; // of the large picture
+const HERO = { width: 720, height: 270 }; // at most, of the large picture
 const KINDS = {
   seq2seq: "encoder–decoder Transformer",
   "decoder-only-seq2seq": "decoder-only Transformer",
@@ -77,7 +77,7 @@ function showHero(hero, run, story) {
     language: html`After ${story.probes[0].step} steps <b>${run.name}</b>: each arc is attention of one head to an earlier token.`,
     images: html`After ${story.probes[0].step} steps <b>${run.name}</b> takes ${input} for ${output}. Each head looks at other patches.`,
   }[kind];
-  render(html`${thumbnail(story, { ...HERO, words: true })}<p class="note">${says}</p>`, hero);
+  render(html`${thumbnail(story, { ...HERO, width: Math.min(HERO.width, hero.clientWidth || HERO.width), words: true })}<p class="note">${says}</p>`, hero);
 }
 
 /** Large links to Tour, Watch and Flow, with the first run that fits. */
