@@ -152,7 +152,7 @@ export function musicStory(who, distances, voices, own) {
   const percent = (share) => `${Math.round(100 * share)} %`;
   if (voices) {
     const usual = 1 / voices;
-    const means = own > 1.25 * usual ? "it follows the melody of each voice" : own < 0.8 * usual ? "it looks at the other voices, the harmony" : "it does not prefer a voice";
+    const means = own > 1.15 * usual ? "it follows the melody of each voice" : own < 0.87 * usual ? "it looks at the other voices, the harmony" : "it does not prefer a voice";
     return `${who} puts ${percent(own)} of its attention to earlier events on the same voice (${percent(usual)} by chance): ${means}.`;
   }
   const back = Array.from(distances).reduce((best, weight, at) => (at > 0 && (best === 0 || weight > distances[best]) ? at : best), 0);
@@ -183,7 +183,7 @@ export function positionStory({ scheme, length, dim, grid, curves }, dots, { bas
   if (dots && !grid) {
     const share = nearShare(dots, length);
     const near = `${share === 1 ? "Every position is" : `${Math.round(100 * share)} % of the positions are`} most similar to a neighbour`;
-    if (scheme === "sinusoidal" && !isTrained) return `The first channel repeats every ${shown(2 * Math.PI, 1)} positions, the last every ${Math.round(2 * Math.PI * base ** ((dim - 2) / dim)).toLocaleString("en")}: together they mark a place like the digits of a number. ${near}.`;
+    if (scheme === "sinusoidal" && !isTrained) return `The first channel repeats every ${shown(2 * Math.PI, 1)} positions, the last every ${Math.round(2 * Math.PI * base ** ((dim - 2) / dim)).toLocaleString("en")}, like the digits of a number. ${near}.`;
     if (scheme === "learned" && !isTrained) return `${near}: before training, the table does not know which positions are close.`;
     return share > 0.9 ? `${near}: the table tells near from far.` : `${near}.`;
   }

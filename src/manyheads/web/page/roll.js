@@ -7,6 +7,7 @@ import { strongest } from "./lines.js";
 
 const LEFT = 44;
 const KEY = 9; // the height of a pitch
+const AROUND = 76; // on stage: title, legend and read-out
 const BASE = 34; // below the lowest: events without a pitch, and seconds
 const TOP = 14;
 const ARC = "#c2410c"; // contrast of 3 or more with the panels of both themes
@@ -35,6 +36,28 @@ export class Roll extends Figure {
     this.frame = element("div", { class: "scroll" }, this.plane);
     this.legend = element("p", { class: "note voices" });
     this.fill(this.frame, this.legend);
+    new ResizeObserver(() => this.fit()).observe(this.root);
+  }
+
+  /** Draws the piece again for another width, or for the stage. */
+  fit() {
+    if (!this.roll) return;
+    const before = [this.width, this.height];
+    this.measure();
+    if (this.width !== before[0] || this.height !== before[1]) this.draw();
+  }
+
+  /** Sizes for the available room; on stage all pitches fit the window. */
+  measure() {
+    const { notes, events } = this.roll;
+    const last = Math.max(1000, ...notes.map((note) => note.end), ...events.map((event) => event.time));
+    const room = Math.max(300, this.frame.clientWidth - LEFT - 16);
+    const pitches = this.high - this.low + 1;
+    const staged = this.root.classList.contains("staged");
+    this.key = staged ? Math.max(4, Math.min(14, (this.root.clientHeight - AROUND - TOP - BASE) / pitches)) : KEY;
+    this.scale = Math.max(room / last, staged ? 0 : 0.05); // pixels of a millisecond
+    this.width = LEFT + this.scale * last + 12;
+    this.height = TOP + this.key * pitches + BASE;
   }
 
   /**
@@ -56,11 +79,7 @@ export class Roll extends Figure {
     const pitches = roll.notes.map((note) => note.pitch);
     this.low = Math.min(...(pitches.length ? pitches : [60])) - 1;
     this.high = Math.max(...(pitches.length ? pitches : [72])) + 1;
-    const last = Math.max(1000, ...roll.notes.map((note) => note.end), ...roll.events.map((event) => event.time));
-    const room = Math.max(300, this.frame.clientWidth - LEFT - 16);
-    this.scale = Math.max(room / last, 0.05); // pixels of a millisecond
-    this.width = LEFT + this.scale * last + 12;
-    this.height = TOP + KEY * (this.high - this.low + 1) + BASE;
+    this.measure();
     this.draw();
   }
 
@@ -69,7 +88,7 @@ export class Roll extends Figure {
   }
 
   y(pitch) {
-    return pitch === null ? this.height - BASE + 10 : TOP + KEY * (this.high - pitch) + KEY / 2;
+    return pitch === null ? this.height - BASE + 10 : TOP + this.key * (this.high - pitch) + this.key / 2;
   }
 
   /** The largest weights of the chosen event: [[event, weight], …]; −1 is before the piece. */
@@ -93,7 +112,7 @@ export class Roll extends Figure {
     const parts = [];
     for (let pitch = this.low; pitch <= this.high; pitch++) {
       if (pitch % 12) continue;
-      const y = TOP + KEY * (this.high - pitch + 1);
+      const y = TOP + this.key * (this.high - pitch + 1);
       parts.push(`<path stroke="#8886" d="M${LEFT} ${y}H${this.width}"/><text x="${LEFT - 6}" y="${y - 1}" text-anchor="end">${nameOf(pitch)}</text>`);
     }
     for (let second = 0; this.x(1000 * second) < this.width; second += this.scale > 0.03 ? 1 : 5) {
@@ -101,7 +120,7 @@ export class Roll extends Figure {
     }
     for (const { start, end, pitch, part, loud } of notes) {
       const wide = Math.max(2, this.scale * (end - start) - 1);
-      parts.push(`<rect x="${this.x(start)}" y="${this.y(pitch) - KEY / 2}" width="${wide}" height="${KEY - 1}" rx="2" fill="${LINES[part % LINES.length]}" fill-opacity="${0.35 + 0.6 * loud}"/>`);
+      parts.push(`<rect x="${this.x(start)}" y="${this.y(pitch) - this.key / 2}" width="${wide}" height="${this.key - 1}" rx="2" fill="${LINES[part % LINES.length]}" fill-opacity="${0.35 + 0.6 * loud}"/>`);
     }
     const place = (event) => (event < 0 ? [LEFT, this.height - BASE + 10] : [this.x(events[event].time) + 3, this.y(events[event].pitch)]);
     const [x, y] = place(at);

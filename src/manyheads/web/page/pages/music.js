@@ -106,7 +106,7 @@ async function showTrace(signal) {
   const voices = VOICES[trace.encoding] ?? [];
   const rowOfHead = (head) => (event) => weights.values.subarray((head * size + event + 1) * size, (head * size + event + 2) * size);
   const farthest = (head) => Math.max(0, ...far.values.subarray(head * size + 1, (head + 1) * size));
-  const head = (screen.head = headOf(state, map, (one) => (voices.length ? ownVoice(rowOfHead(one), count, voices.length) : farthest(one))));
+  const head = (screen.head = headOf(state, map, (one) => (voices.length ? Math.abs(Math.log(voices.length * ownVoice(rowOfHead(one), count, voices.length) || 1)) : farthest(one))));
   screen.controls(...controlsOf(state, isUpload, trace));
   const of = (values, width, offset) => {
     const heads = Array.from({ length: map.heads }, (_, one) => values.subarray(one * width + offset, one * width + offset + size));
