@@ -158,7 +158,8 @@ def test_the_tree_shows_how_each_hypothesis_ends(page: Any, address: str) -> Non
         expect(row).to_contain_text(f"score {one['score']:.4g}")
     frame, box = page.locator(".beam .scroll").bounding_box(), None
     for box in (one.bounding_box() for one in page.locator("[data-state=ended] rect").all()):
-        assert frame["x"] <= box["x"] and box["x"] + box["width"] <= frame["x"] + frame["width"]
+        assert frame["x"] <= box["x"]
+        assert box["x"] + box["width"] <= frame["x"] + frame["width"]
     assert box is not None
     finished.first.get_by_role("button").click()  # its path is chosen in the tree
     expect(page.locator(".beam .readout")).to_contain_text("ended, result 1")

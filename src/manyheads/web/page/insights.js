@@ -209,10 +209,10 @@ export function fillStory(masks, words) {
   const first = (mask) => `“${mask.top[0].piece.replace(/^##/, "").trim()}” (${shown(100 * mask.top[0].probability, 1)} %)`;
   const hiding = words.flatMap((word, at) => (word && masks[at].hidden ? [{ word, mask: masks[at], rank: masks[at].hidden.rank }] : []));
   if (!hiding.length) return `The model would write ${masks.map(first).join(" and ")}.`;
-  const found = hiding.filter(({ rank }) => rank === 1).length;
+  const right = hiding.filter(({ rank }) => rank === 1).length;
   const each = hiding.map(({ word, mask, rank }) => {
     if (rank === 1) return `“${word}” is its first choice (${shown(100 * mask.top[0].probability, 2)} %)`;
-    return rank === null ? `“${word}” is no single token that it considers; it would write ${first(mask)}` : `“${word}” is number ${rank}, after ${first(mask)}`;
+    return rank === null ? `“${word}” is not among its 1,000 best tokens, which begin with ${first(mask)}` : `“${word}” is number ${rank}, after ${first(mask)}`;
   });
-  return `The model puts back ${found} of ${hiding.length} word${hiding.length > 1 ? "s" : ""}: ${each.join("; ")}.`;
+  return `The model puts back ${right} of ${hiding.length} word${hiding.length > 1 ? "s" : ""}: ${each.join("; ")}.`;
 }

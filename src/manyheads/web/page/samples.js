@@ -73,7 +73,7 @@ export class Samples {
 }
 
 /**
- * An output; of a translation, the words that are not in the reference are marked.
+ * A row of the table. Words of a translation that are not in the reference are marked.
  * @param {{name: string, colour: string, source: import("./watchparts.js").Story}} run
  * @param {number} at @param {number} sentence @param {import("./watchparts.js").Example} example
  */

@@ -91,7 +91,7 @@ async function showTrace(trace, { state, isUpload }, signal) {
   const layers = all ? Array.from({ length: map.layers }, (_, at) => at) : [layer];
   const [pixels, ...weights] = await Promise.all([of("image.pixels"), ...layers.map((at) => of(`${MAP}.weights`, { layer: at }))]);
   const image = pictureOf(pixels);
-  /** The query row of a square matrix, without the class token; of all patches, the mean of the rows. */
+  /** The query row of a square matrix, or the mean of all rows, without the class token. */
   const over = (values, offset = 0) => {
     const rowOf = (row) => values.subarray(offset + row * patches + trace.before, offset + (row + 1) * patches);
     if (query >= 0 || trace.before) return rowOf(query + trace.before);

@@ -80,7 +80,7 @@ export async function draw(place, state, signal) {
   setTimeout(again, EVERY);
 }
 
-/** The share of the smoothing: of the state, else some for curves of many points. @param {Watched[]} watched */
+/** How much curves are smoothed: as the state says; by default only curves of many points. @param {Watched[]} watched */
 function smoothing(state, watched) {
   const most = Math.max(...watched.map(({ records }) => records.filter((record) => record.split === "train").length));
   const share = state.smooth === undefined ? (most > MANY ? 0.8 : 0) : Number(state.smooth);
