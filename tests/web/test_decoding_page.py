@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
