@@ -75,9 +75,10 @@ function buttons(words, places, masked, written) {
     if (!isWord) return part.trim() ? html`<span class="sign">${part}</span>` : null;
     const number = places.indexOf(at);
     const isMasked = masked.has(at);
-    const label = `${part}, word ${number + 1}${isMasked ? `: ${MASK}` : ""}`;
+    const guess = screen.best.get(at)?.trim().replace(/^##/, "") ?? "…";
+    const label = `${part}, word ${number + 1}${isMasked ? `: ${MASK} ${guess}` : ""}`;
     const act = () => (written.includes(at) ? replace(at, words, masked) : toggle(number, places, masked));
-    return html`<button type="button" id="word-${number}" aria-pressed=${isMasked} aria-label=${label} @click=${act}>${isMasked ? [MASK, html`<small>${screen.best.get(at)?.trim().replace(/^##/, "") ?? "…"}</small>`] : part}</button>`;
+    return html`<button type="button" id="word-${number}" aria-pressed=${isMasked} aria-label=${label} @click=${act}>${isMasked ? [`${MASK} `, html`<small>${guess}</small>`] : part}</button>`;
   });
 }
 
