@@ -18,7 +18,7 @@ from manyheads.config import Between, Count
 from manyheads.data.augmentation import Augment, Mixing
 from manyheads.data.batching import digest_of
 from manyheads.data.corpus import STEMS, SplitData, SplitItems, check_folder, check_split, hold_out
-from manyheads.data.files import is_here, join_names, read_bytes, read_lines
+from manyheads.data.files import find_file, is_here, join_names, read_bytes, read_lines
 from manyheads.errors import DataError, UserError, import_optional
 
 Pixels = UInt8[np.ndarray, "_n _channels _height _width"]  # images may differ in size
@@ -297,8 +297,8 @@ def _open_idx(folder: Path) -> Layout:
     readers: dict[str, Callable[[], ImageFiles]] = {}
     for split, stems in (STEMS | {"test": ("t10k", "test")}).items():
         for stem in reversed(stems):  # the first wins
-            x, y = _find_idx(folder, f"{stem}-images", 3), _find_idx(folder, f"{stem}-labels", 1)
-            if x.is_file():
+            x, y = folder / f"{stem}-images-idx3-ubyte", folder / f"{stem}-labels-idx1-ubyte"
+            if is_here(x):
                 loads = partial(_read_idx, x, 3), partial(_read_idx, y, 1)
                 readers[split] = partial(_read_arrays, str(x), str(y), *loads, classes)
     if "train" not in readers:
@@ -306,16 +306,9 @@ def _open_idx(folder: Path) -> Layout:
     return readers, () if "valid" in readers else ("valid",)
 
 
-def _find_idx(folder: Path, stem: str, axes: int) -> Path:
-    """An idx file by any of its names: train-images-idx3-ubyte, with a dot, with .gz."""
-    names = [f"{stem}{mark}idx{axes}-ubyte" for mark in "-."]
-    paths = [folder / f"{name}{ending}" for name in names for ending in ("", ".gz")]
-    return next((path for path in paths if path.is_file()), paths[0])
-
-
 def _read_idx(path: Path, axes: int) -> Array:
     """An idx file: bytes 0, 0, 8 (for uint8) and the number of axes, their lengths, the content."""
-    content = read_bytes(path)
+    content = read_bytes(find_file(path))
     start = 4 + 4 * axes
     if len(content) < start or content[:4] != bytes([0, 0, 8, axes]):
         raise DataError(f"{path}: not an idx{axes}-ubyte file: copy it again")

@@ -163,11 +163,8 @@ class LabelledData(TableData):
                 "e.g. data.folder=glue"
             )
         folder = check_folder(self.folder)
-        inside = [path for path in sorted(folder.iterdir()) if path.is_dir()]
-        names = [_normalize(path.name) for path in inside]
-        if _normalize(self._glue.folder) in names:
-            folder = inside[names.index(_normalize(self._glue.folder))]
-        return folder / self._glue.files[split]
+        inside = folder / self._glue.folder
+        return (inside if inside.is_dir() else folder) / self._glue.files[split]
 
     def _extra_splits(self) -> list[str]:
         return [] if self._glue is None else list(self._glue.files)
@@ -235,8 +232,3 @@ def _parse_numbers(path: Path, lines: list[int], texts: list[str]) -> list[float
         if not math.isfinite(numbers[-1]):
             raise DataError(f"{path}:{line}: '{text}' is not a number; write it like 3.5")
     return numbers
-
-
-def _normalize(name: str) -> str:
-    """A folder's name without capitals, - and _."""
-    return name.casefold().replace("-", "").replace("_", "")
