@@ -29,15 +29,17 @@ def checked(part: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
         return part
     if "triton" in part.__globals__:  # Triton reads the source of its functions
         return part
-    # What a generator yields belongs to no call, and names that only mypy imports mean nothing.
-    if inspect.isgeneratorfunction(part) or not _named(part):
+    if inspect.isgeneratorfunction(part):  # what it yields belongs to no call
         return _jaxtyped(part, typechecker=typechecker)
-    typed = typechecker(part)
+    typed: Any = None  # made in the first call: most functions are never called
 
     @functools.wraps(part)
     def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal typed
         if jaxtyping.config.jaxtyping_disable:
             return part(*args, **kwargs)
+        if typed is None:  # names that only mypy imports mean nothing
+            typed = typechecker(part) if _named(part) else part
         with _letters:
             return typed(*args, **kwargs)
 

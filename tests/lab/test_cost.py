@@ -1,35 +1,25 @@
 """Attention benchmark: numbers are right where they are known, and refusals take one line."""
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
 
 from manyheads import cli
-from manyheads.errors import UserError
 from manyheads.lab import cost as cost_module
 from manyheads.lab.cost import (
     OUT_OF_MEMORY,
-    Cost,
     Measurement,
     Point,
     Setup,
-    attempt,
     crossover,
     exponent,
-    needed,
-    notes,
-    read_cores,
-    rungs,
 )
 from manyheads.lab.device_memory import peak_memory
 from manyheads.nn.attention import AttentionInputs, AttentionSizes, Dense, Fused
-from manyheads.nn.linformer import Linformer
 from manyheads.nn.tiled import Tiled
 
 CPU = torch.device("cpu")
@@ -85,14 +75,6 @@ def test_the_crossover_is_where_two_powers_meet() -> None:
     assert crossover(line, []) is None
 
 
-def test_the_crossover_is_the_last() -> None:
-    """A core that is faster once and slower again is not faster from there on."""
-    other = times({512: 1.0, 1024: 1.0, 2048: 1.0, 4096: 1.0})
-    core = times({512: 0.5, 1024: 2.0, 2048: 2.0, 4096: 0.5})
-    assert crossover(core, other) == math.ceil(math.sqrt(2048 * 4096))
-    assert crossover(core[:3], other) == "never here"
-
-
 # --- memory ---
 
 
@@ -121,26 +103,6 @@ def test_memory_grows_as_it_must() -> None:
     assert all(point.memory > point.forward_memory for point in actual["dense"].points)
 
 
-def test_what_a_length_needs_is_told_from_those_before() -> None:
-    assert needed([], 512) == 0
-    assert needed([(512, 10)], 1024) == 40  # nothing is known: the worst
-    assert needed([(256, 10), (512, 40)], 2048) == pytest.approx(640)
-    assert needed([(256, 10), (512, 20)], 2048) == pytest.approx(80)
-    assert needed([(256, 10), (512, 10)], 1024) == 20  # never less than in proportion
-
-
-def test_no_step_is_a_leap() -> None:
-    """For any lengths, each measured length is at most four times an earlier one."""
-    assert rungs([512, 1024, 2048]) == [512, 1024, 2048]
-    assert rungs([32]) == [32]
-    for lengths in ([131072], [64, 65536], [512, 16384, 131072]):
-        ladder = rungs(lengths)
-        assert ladder == sorted(set(ladder))
-        assert set(lengths) <= set(ladder)
-        assert ladder[0] <= 512
-        assert all(b <= 4 * max(a, 128) for a, b in pairwise(ladder))
-
-
 def test_a_length_that_needs_more_than_there_is_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,89 +122,7 @@ def test_a_length_that_needs_more_than_there_is_is_left_out(
 # --- cores that fail ---
 
 
-@pytest.mark.parametrize("built", [True, False])
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (lambda: UserError("it refuses: choose another"), "it refuses: choose another"),
-        (lambda: NotImplementedError("no kernel\nfor this"), "no kernel"),
-        (MemoryError, OUT_OF_MEMORY),
-        (lambda: torch.OutOfMemoryError("CUDA"), OUT_OF_MEMORY),
-        (lambda: RuntimeError("DefaultCPUAllocator: can't allocate memory"), OUT_OF_MEMORY),
-    ],
-)
-def test_a_core_that_fails_is_left_out_with_its_reason(
-    error: Callable[[], Exception],
-    reason: str,
-    built: bool,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Earlier lengths stay, the other implementations continue, and one line says why."""
-    cores = {"failing": Failing(error=error, limit=64, built=built), "dense": Dense()}
-    failing, dense = Measurement(cores, [16, 32, 64, 128], SMALL).run()
-    assert [point.length for point in failing.points] == [16, 32]
-    assert [point.length for point in dense.points] == [16, 32, 64, 128]
-    said = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
-    where = "from 64 on" if reason == OUT_OF_MEMORY else "at 64, 128"
-    assert said == [f"failing is left out {where}: {reason}"]
-
-
-def test_another_error_is_not_hidden() -> None:
-    def broken() -> None:
-        raise RuntimeError("shapes do not fit")
-
-    with pytest.raises(RuntimeError, match="shapes"):
-        attempt(broken)
-
-
-def test_a_refusal_names_its_lengths_and_what_this_command_takes(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    cores: dict[str, Any] = {"linformer rank=32": Linformer(rank=32), "dense": Dense()}
-    Measurement(cores, [8, 16, 64], SMALL).run()
-    said = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
-    assert said == [
-        "linformer rank=32 is left out at 8, 16: rank=32 does not reduce 8 positions: choose "
-        'a smaller one, --cores "linformer rank=4"'
-    ]
-    (advised,) = read_cores("linformer rank=4").values()
-    actual = Measurement({"linformer": advised}, [8, 16], SMALL).run()
-    assert [point.length for point in actual[0].points] == [8, 16]
-
-
 # --- numbers of another algorithm ---
-
-
-def test_exponents_are_of_lengths_beyond_a_window() -> None:
-    points = times({16: 1.0, 32: 4.0, 64: 8.0, 128: 16.0})
-    near = Cost(core="near", exact=False, points=points, reach=32)
-    assert near.time_exponent == pytest.approx(1.0)
-    assert Cost(core="all", exact=False, points=points).time_exponent > 1.2  # type: ignore[operator]
-    assert Cost(core="short", exact=False, points=points[:2], reach=32).time_exponent is None
-
-
-@pytest.mark.parametrize(
-    ("core", "note"),
-    [
-        (
-            "longformer window=16",
-            "longformer window=16 computes exact attention up to 17 positions",
-        ),
-        ("local size=16", "local size=16 computes exact attention up to 16 positions"),
-        (
-            "memory-compressed size=16 layers=L",
-            "layers=L computes exact attention up to 16 positions",
-        ),
-        ("longformer window=8", ""),
-        ("fused", ""),
-    ],
-)
-def test_fallbacks_are_reported(core: str, note: str) -> None:
-    cores = read_cores(core)
-    said = notes(Measurement(cores, [12, 32, 64], SMALL).run())
-    assert len(said) == bool(note)
-    assert all(note in line for line in said)
 
 
 # --- the command ---

@@ -14,7 +14,6 @@ from manyheads.cli import app
 from manyheads.errors import DataError, UserError
 from manyheads.lab.claims import report, runner
 from manyheads.lab.claims.claim import Claim, Measured, Setting, holds_if
-from manyheads.lab.claims.report import as_html, as_markdown, counted
 
 
 @pytest.fixture
@@ -137,51 +136,3 @@ def test_infinite_values_and_nan_survive_saving_and_loading(
     actual = runner.kept("counting", Setting(), tmp_path)
     assert actual is not None
     assert str(actual.numbers) == str(numbers)  # NaN is not equal to itself
-
-
-def test_pages_are_made_of_the_results_only(counting: list[int], tmp_path: Path) -> None:
-    result = runner.run("counting", Setting(seeds=(1, 3)))
-    failed = dataclasses.replace(result, name="other", verdict="fails", why="no", deck="none")
-    both, command = [result, failed], "manyheads claims --all --seeds 1,3"
-    assert counted([*both, result]) == "2 hold, 1 fails"
-    page, text = as_html(both, tmp_path, command), as_markdown(both, command)
-    assert "2 ± 1.4" in page
-    assert text.count("**Holds**") == text.count("**Fails**") == 1
-    assert r"One & one is \<two\>." in text
-    for reported in (page, text):
-        assert command in reported
-        assert "seeds 1, 3" in reported
-        assert reported.count("x above 0") == 2
-        assert (
-            reported.count("in Aalborg Web Intelligence, Lecture 9: Transformers")
-            == reported.count("in no lecture")
-            == 1
-        )
-
-
-def test_user_errors_are_reported_before_anything_runs(counting: list[int]) -> None:
-    for words in (
-        ["--run", "countin"],
-        ["--run", "counting", "--all"],
-        ["--report", "somewhere"],
-        ["--all", "--seeds", "1,x"],
-        ["--all", "--seeds", "1,1"],
-        ["--all", "--seeds", "-1,2"],
-        ["--all", "--seeds", f"1,{2**63}"],
-        ["--all", "--threads", "0"],
-    ):
-        with pytest.raises(UserError) as caught:
-            CliRunner().invoke(app, ["claims", *words], catch_exceptions=False)
-        assert "\n" not in str(caught.value)
-    assert counting == []
-    assert (
-        call()[1]
-        == "counting: One & one is <two>. (in Aalborg Web Intelligence, Lecture 9: Transformers)\n"
-    )
-    [row] = json.loads(call("--json")[1])["claims"]
-    assert row == {
-        "name": "counting",
-        "sentence": "One & one is <two>.",
-        "deck": "000",
-        "criterion": "x above 0",
-    }

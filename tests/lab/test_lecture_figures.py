@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.test_cli import mistake, result
 from tests.view.test_figures import png
 from tests.web.small_pages import make_runs
 
@@ -17,8 +16,6 @@ from manyheads.lab.figures.flash import (
     AttentionTime,
     FlashTiles,
     MemoryHierarchy,
-    flash_bytes,
-    standard_bytes,
     tile_steps,
 )
 from manyheads.lab.figures.gradients import VanishingGradients
@@ -76,14 +73,6 @@ def test_tiles_end_with_exact_attention() -> None:
     assert torch.allclose(steps[-1].output, attend(q, k, v)[0, 0])
     first = attend(q, k[:, :, :3], v[:, :, :3])[0, 0]
     assert torch.allclose(steps[0].output, first)
-
-
-def test_flash_attention_moves_fewer_bytes_with_more_fast_memory() -> None:
-    n, d, fast = 4096, 64, 192 * 1024
-    assert flash_bytes(n, d, fast) < standard_bytes(n, d) / 5
-    assert flash_bytes(n, d, 2 * fast) < flash_bytes(n, d, fast)
-    # With room for all keys every number is moved once: Q, K, V, O, and O read back.
-    assert flash_bytes(n, d, 8 * n * d) == 2 * 5 * n * d
 
 
 def test_complexities_are_the_papers() -> None:
@@ -178,18 +167,3 @@ def test_the_best_size_of_a_budget_lies_on_the_law(tmp_path: Path) -> None:
 
 
 # --- the command ---
-
-
-def test_the_command_writes_three_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "peak" in result("figure", "schedule", "dims=64", "steps=100", "points=10")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        f"schedule.{end}" for end in ("csv", "png", "svg")
-    ]
-    assert "did you mean 'dims'" in mistake("figure", "schedule", "dim=64")
-    assert "dims= is empty" in mistake("figure", "schedule", "dims=")
-    assert "'runs/demo' is no setting" in mistake("figure", "schedule", "runs/demo")
-    assert "needs a sweep" in mistake("figure", "kaplan")
-    assert "prediction.json" in mistake("figure", tmp_path, "kaplan")
-    assert "needs a KIND" in mistake("figure", tmp_path)
-    assert "did you mean 'schedule'" in mistake("figure", "scedule")

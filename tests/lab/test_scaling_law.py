@@ -5,8 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from manyheads.errors import UserError
-from manyheads.lab.scaling.law import LEVEL, Band, Frontier, Law, Losses, Price, fit
+from manyheads.lab.scaling.law import LEVEL, Frontier, Law, Losses, Price, fit
 
 TRUTH = Law(1.2, (40.0, 300.0), (0.35, 0.45))
 SIZES, TOKENS = (5e4, 1e5, 2e5, 4e5), (2.5e5, 5e5, 1e6, 2e6)
@@ -25,21 +24,6 @@ def test_exact_points_give_their_law_back() -> None:
     assert actual.floor == pytest.approx(TRUTH.floor, rel=0.02)
     assert actual.exponents == pytest.approx(TRUTH.exponents, rel=0.02)
     assert actual.loss(*LARGER) == pytest.approx(TRUTH.loss(*LARGER), rel=1e-4)
-
-
-def test_noisy_points_give_it_within_the_band() -> None:
-    """The band is one of 90 %: it may miss one or two of five sets of points."""
-    inside = np.zeros(3)
-    for seed in range(5):
-        actual = fit(GRID, losses(0.003, seed), draws=60)
-        for place, truth in enumerate(TRUTH.exponents):
-            drawn = [law.exponents[place] for law in actual.draws]
-            band = Band.of(actual.law.exponents[place], drawn)
-            inside[place] += band.low <= truth <= band.high
-        band = actual.curve(*LARGER)
-        inside[2] += band.low <= TRUTH.loss(*LARGER) <= band.high
-        assert band.high / band.low < 1.05  # a band that says something
-    assert (inside >= 3).all(), inside
 
 
 def test_an_outlier_moves_the_law_little() -> None:
@@ -83,14 +67,3 @@ def test_the_frontier_grows_by_its_exponents() -> None:
     assert sum(grown) == pytest.approx(1.0)
     fallen = (frontier.loss(1e12) - TRUTH.floor) / (frontier.loss(1e14) - TRUTH.floor)
     assert fallen == pytest.approx(100**frontier.loss_exponent)
-
-
-@pytest.mark.parametrize("broken", [np.nan, np.inf, 0.0, -1.0])
-def test_losses_that_are_none_are_refused(broken: float) -> None:
-    with pytest.raises(UserError, match="finite and above 0"):
-        fit(GRID, np.where(np.arange(len(GRID)) == 3, broken, losses(0.0)))
-
-
-def test_too_few_runs_are_refused() -> None:
-    with pytest.raises(UserError, match="needs more than 5 runs"):
-        fit(GRID[:5], losses(0.0)[:5])

@@ -51,13 +51,6 @@ def test_the_predicted_run_is_the_recipe_and_so_many_times_larger() -> None:
         assert getattr(plan.target, name) > max(getattr(item, name) for item in plan.fitted)
 
 
-def test_every_size_meets_every_amount_of_text() -> None:
-    plan = plan_of(recipe(), Sweep(sizes=3, data=4))
-    pairs = {(item.parameters, item.tokens) for item in plan.fitted}
-    assert len(plan.fitted) == len(pairs) == 12
-    assert len({item.name for item in plan.runs}) == 13
-
-
 @pytest.mark.parametrize("name", ["shakespeare-char", "language", "gpt-mini"])
 def test_sizes_halve_at_one_aspect(name: str) -> None:
     run = read_recipe(name, ["data.folder=x", "model.vocab_size=500"])
@@ -87,19 +80,6 @@ def test_a_budget_is_kept() -> None:
         valid_tokens=20 * STEP_TOKENS,
     )
     assert 0.97 * 600 < plan.seconds < 600.5
-
-
-def test_what_cannot_be_planned_is_said() -> None:
-    with pytest.raises(UserError, match="too few for a law"):
-        Sweep(sizes=2, data=2)
-    with pytest.raises(UserError, match="--sizes=1 must be at least 2"):
-        Sweep(sizes=1)
-    with pytest.raises(UserError, match=r"is too small for 4 sizes|has no model of"):
-        sizes_of(recipe("model.dim=12", "model.layers=1", "model.heads=1"), Sweep())
-    with pytest.raises(UserError, match="end before the warm-up of 100 steps"):
-        plan_of(recipe("train.steps=5", "train.warmup_steps=100"), Sweep(), steps=5)
-    with pytest.raises(UserError, match="fewer than 8: lower --data, or raise"):
-        plan_of(recipe(), Sweep(), steps=50)
 
 
 def test_what_does_not_scale_is_refused() -> None:

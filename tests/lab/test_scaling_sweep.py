@@ -3,7 +3,6 @@
 import json
 import random
 import shutil
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,8 @@ import torch
 
 from manyheads import cli
 from manyheads.errors import DataError, UserError
-from manyheads.lab.scaling import prediction, report, sweep
-from manyheads.lab.scaling.law import Law
+from manyheads.lab.scaling import prediction, sweep
 from manyheads.lab.scaling.plan import TARGET, Planned, Sweep
-from manyheads.lab.scaling.prediction import Trained
 from manyheads.lab.scaling.sweep import Scaling
 from manyheads.loading import load_torch_run
 from manyheads.recipes import read_recipe
@@ -112,45 +109,6 @@ def test_a_sweep_that_was_stopped_goes_on(
     assert count[0] <= last.run.train.steps + full.plan.target.run.train.steps + 25 - 20
 
 
-def test_the_prediction_was_there_before_the_run(text: Path, finished: Path) -> None:
-    made = prediction.read(finished)
-    assert made is not None
-    begun = (finished / TARGET / "run.toml").stat().st_mtime
-    assert datetime.fromisoformat(made.made).timestamp() <= begun
-    assert [item.name for item in made.fitted] == [
-        item.name for item in scaling(text, finished).plan.fitted
-    ]
-    assert made.measured == scaling(text, finished).results()[TARGET]
-
-
-def drawn_by(law: Law, shortest: float) -> tuple[Trained, ...]:
-    """Four sizes by four amounts of data that follow a law; the shortest are off by a factor."""
-    return tuple(
-        Trained(
-            name=f"{size}-{tokens}",
-            parameters=size,
-            tokens=tokens,
-            flops=6 * size * tokens,
-            loss=law.loss(size, tokens) * (shortest if tokens == 10**6 else 1.0),
-        )
-        for size in (10**4, 3 * 10**4, 10**5, 3 * 10**5)
-        for tokens in (10**6, 2 * 10**6, 4 * 10**6, 8 * 10**6)
-    )
-
-
-def test_runs_that_are_too_short_are_told() -> None:
-    law, expected = Law(1.0, (40.0, 3e3), (0.4, 0.6)), (10**6, 2 * 10**7)
-    for shortest in (1.0, 1.1):
-        runs = drawn_by(law, shortest)
-        longer = sweep.without_shortest(runs, *expected)
-        assert longer is not None
-        assert longer.value == pytest.approx(law.loss(*expected), rel=3e-3)
-        misled = sweep.joint_fit(runs).run(*expected).value
-        assert (abs(misled / longer.value - 1) > 1e-2) == (shortest > 1)
-    few = tuple(item for item in drawn_by(law, 1.0) if item.tokens < 8 * 10**6)
-    assert sweep.without_shortest(few, *expected) is None
-
-
 def test_nothing_is_predicted_after_the_fact(text: Path, out: Path) -> None:
     (out / prediction.FILE).unlink()
     with pytest.raises(UserError, match="cannot be made after the fact"):
@@ -165,25 +123,6 @@ def test_a_prediction_that_was_changed_is_noticed(text: Path, out: Path, name: s
     (out / prediction.FILE).write_text(json.dumps(table))
     with pytest.raises(DataError, match="was changed after it was made"):
         scaling(text, out).go()
-
-
-def test_a_folder_has_one_sweep(text: Path, out: Path) -> None:
-    with pytest.raises(UserError, match=r"holds another sweep \(recipe.model.dim is 32 there"):
-        scaling(text, out, "model.dim=48")
-    with pytest.raises(UserError, match="holds another sweep"):
-        scaling(text, out, "seed=2")
-
-
-def test_tables_and_picture_and_values(text: Path, finished: Path, tmp_path: Path) -> None:
-    item = scaling(text, finished)
-    actual = item.findings()
-    assert report.runs_table(actual).row_count == len(item.plan.runs)
-    table = json.loads(json.dumps(report.as_dict(item.plan, actual)))
-    assert set(table["laws"]) == {"L(N, D)", "frontier"}  # too few points for laws of one variable
-    assert table["prediction"]["measured"] == item.results()[TARGET]
-    assert table["prediction"]["inside"] == ("inside" in report.said(actual))
-    report.draw(item.plan, actual, tmp_path / "scale.png")
-    assert (tmp_path / "scale.png").stat().st_size > 10_000
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
