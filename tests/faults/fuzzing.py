@@ -27,17 +27,23 @@ class Hang(BaseException):
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
+    """So much processor time, or 30 times as long on the clock: other processes may be busy."""
+
     def stop(number: int, frame: FrameType | None) -> None:
         raise Hang(f"no end after {seconds:g} seconds")
 
-    before = signal.signal(signal.SIGALRM, stop)
+    signals = {signal.ITIMER_PROF: signal.SIGPROF, signal.ITIMER_REAL: signal.SIGALRM}
+    before = {number: signal.signal(number, stop) for number in signals.values()}
     # Repeated: an exception inside a callback of the garbage collector is lost.
-    signal.setitimer(signal.ITIMER_REAL, seconds, min(seconds, 1.0))
+    signal.setitimer(signal.ITIMER_PROF, seconds, min(seconds, 1.0))
+    signal.setitimer(signal.ITIMER_REAL, 30 * seconds, min(seconds, 1.0))
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for timer in signals:
+            signal.setitimer(timer, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Inputs:

@@ -87,7 +87,7 @@ def fork(action: Callable[[], int], said: Path) -> int:
     os._exit(code)
 
 
-def ending(number: int, patience: float = 60.0) -> int:
+def ending(number: int, patience: float = 600.0) -> int:
     """How a process ended: its exit code, or minus its signal."""
     until = time.monotonic() + patience
     while time.monotonic() < until:
@@ -126,7 +126,7 @@ def until(action: Callable[[], int], last: int) -> Callable[[], int]:
 
         def waiting(self: TranslationTask, step: int) -> list[Batch]:
             if step > last:
-                time.sleep(60)
+                time.sleep(600)
             return plain(self, step)
 
         TranslationTask.batches = waiting  # type: ignore[method-assign]

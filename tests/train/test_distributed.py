@@ -1,11 +1,12 @@
 """N processes equal one: the same curve and weights, and any number can resume.
 
-Real processes, started by torchrun, over gloo. Without dropout, which each process samples for
-itself, they differ from one process by rounding only.
+Real processes over gloo, started by torchrun, or forked where only the group matters. Without
+dropout, which each process samples for itself, they differ from one process by rounding only.
 """
 
 import os
 import random
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from typing import Any, cast
 import pytest
 import torch
 from small_runs import CPU, records, saved, trainer, write_recipe
+from tests.checks import unchecked
+from tests.faults.small_run import ending, fork
 from torch import distributed as dist
 from torch import nn
 
@@ -24,6 +27,7 @@ from manyheads import cli
 from manyheads.errors import UserError
 from manyheads.lab.device_memory import peak_memory
 from manyheads.presets import build as build_preset
+from manyheads.recipes import read_recipe
 from manyheads.run import make_trainer, read_run
 from manyheads.train import checkpoint, parallel
 from manyheads.train.loop import seed_step
@@ -65,31 +69,6 @@ from manyheads.cli import main
 main()
 """
 
-# Several trainings in one process group, which takes seconds to start. The layout of the last one
-# changes at each resume.
-SEVERAL = """
-import sys
-from pathlib import Path
-import torch
-from manyheads.recipes import read_recipe
-from manyheads.run import make_trainer
-from manyheads.train.parallel import connected
-
-recipe, out, *overrides = sys.argv[1:]
-CPU = torch.device("cpu")
-
-def train(world, name, *more):
-    run = read_recipe(recipe, [*overrides, *more])
-    make_trainer(run, Path(out) / name, CPU, world).run()
-
-with connected(print) as world:
-    train(world, "mixed", "train.parallel=fsdp", "train.steps=3")
-    train(world, "mixed", "train.parallel=fsdp", "train.replicate=2")
-    train(world, "bfloat16", "train.parallel=fsdp", "train.precision=bfloat16")
-    if world.is_main:
-        print("done")
-"""
-
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -107,11 +86,33 @@ def torchrun(processes: int, *words: Any, restarts: int = 0, code: int = 0) -> s
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert said.returncode == code, said.stdout
     return said.stdout
+
+
+def forked(processes: int, work: Callable[[], int], folder: Path, nodes: int = 1) -> str:
+    """The output of a function in this many processes, which need no import."""
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+
+    def run(rank: int) -> int:
+        local = {"LOCAL_RANK": rank % (processes // nodes), "GROUP_WORLD_SIZE": nodes}
+        group = {"RANK": rank, "WORLD_SIZE": processes, "MASTER_PORT": port, **local}
+        os.environ.update({name: str(value) for name, value in group.items()})
+        os.environ["MASTER_ADDR"] = "localhost"
+        sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1)
+        with unchecked():
+            return work()
+
+    logs = [folder / f"process{rank}" for rank in range(processes)]
+    numbers = [fork(partial(run, rank), log) for rank, log in enumerate(logs)]
+    codes = [ending(number) for number in numbers]
+    output = "".join(log.read_text() for log in logs)
+    assert codes == [0] * processes, output
+    return output
 
 
 def together(processes: int, recipe: Path, out: Path, *overrides: str, code: int = 0) -> str:
@@ -182,16 +183,42 @@ def test_four_processes_shard_in_any_layout_and_end_as_one_does(
     recipe: Path, tmp_path: Path
 ) -> None:
     """A run that changes from FSDP to HSDP (2 copies in 2 shards) at a resume."""
-    script = tmp_path / "several.py"
-    script.write_text(SEVERAL, encoding="utf-8")
     trainer(recipe, tmp_path / "one", *FEW).run()
     trainer(recipe, tmp_path / "half", *FEW, "train.precision=bfloat16").run()
-    assert "done" in torchrun(4, script, recipe, tmp_path, *FEW)
+
+    def several() -> int:
+        """Three trainings in one process group."""
+        settings = (*FEW, "train.parallel=fsdp")
+        with connected(print) as world:
+            for name, more in (
+                ("mixed", "train.steps=3"),
+                ("mixed", "train.replicate=2"),
+                ("bfloat16", "train.precision=bfloat16"),
+            ):
+                run = read_recipe(str(recipe), [*settings, more])
+                make_trainer(run, tmp_path / name, CPU, world).run()
+        return 0
+
+    forked(4, several, tmp_path)
     assert_alike(tmp_path / "one", tmp_path / "mixed")
     # Gradients of half-precision products are summed over smaller micro-batches.
     half, many = curve(tmp_path / "half"), curve(tmp_path / "bfloat16")
     assert half.keys() == many.keys()
     assert all(many[at] == pytest.approx(loss, abs=0.02) for at, loss in half.items())
+
+
+def test_two_nodes_with_a_process_each_end_as_one_does(recipe: Path, tmp_path: Path) -> None:
+    """test_nodes.py has real nodes, in `make test-slow`."""
+    trainer(recipe, tmp_path / "one", *HALVES).run()
+
+    def train() -> int:
+        sys.argv = ["manyheads", "train", str(recipe), *HALVES, "--out", str(tmp_path / "two")]
+        cli.main()
+        return 0
+
+    output = forked(2, train, tmp_path, nodes=2)
+    assert "process group: 2 processes, 2 nodes, gloo, main" in output
+    assert_alike(tmp_path / "one", tmp_path / "two")
 
 
 MODELS = [

@@ -31,7 +31,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     event, write = threading.Event(), checkpoint.write_tensors
 
     def waiting(*arguments: Any) -> None:
-        assert event.wait(60)
+        assert event.wait(600)
         write(*arguments)
 
     monkeypatch.setattr(checkpoint, "write_tensors", waiting)

@@ -26,6 +26,8 @@ if CHROMIUM is None:
     pytest.skip("needs chromium", allow_module_level=True)
 
 expect = playwright_api.expect
+PATIENCE = 60_000  # milliseconds; a busy machine draws slowly
+expect.set_options(timeout=PATIENCE)
 PAGES = ("/", "/train", "/flow", "/attention", "/translate", "/decode", "/tokens")
 PAGES += ("/positions", "/lens", "/fill", "/image", "/music", "/watch", "/tour", "/quiz")
 TRANSLATOR = f"/attention?run=translator&text={quote(SENTENCE)}"
@@ -84,7 +86,7 @@ def browser() -> Iterator[Any]:
 def page(browser: Any, address: str) -> Iterator[Any]:
     """A page on which nothing may go wrong: no error in its console, no request elsewhere."""
     context = browser.new_context(base_url=address, viewport={"width": 1280, "height": 800})
-    context.set_default_timeout(8000)
+    context.set_default_timeout(PATIENCE)
     made = context.new_page()
     wrong: list[str] = []
     made.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)

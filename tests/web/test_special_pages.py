@@ -88,13 +88,15 @@ def test_positions_are_drawn_as_they_are(page: Any, client: TestClient) -> None:
     readout = page.locator(".heatmap .readout").first
     assert float(readout.inner_text().split()[-1]) == pytest.approx(float(added[3, 2]), rel=1e-4)
     page.locator(".plane > canvas").first.focus()
+    before = readout.inner_text()
     page.keyboard.press("ArrowRight")
-    assert "cell=3%2C3" in page.url
+    expect(page).to_have_url(re.compile("cell=3%2C3"))
+    expect(readout).not_to_have_text(before)
     assert float(readout.inner_text().split()[-1]) == pytest.approx(float(added[3, 3]), rel=1e-4)
     page.get_by_label("Scheme").select_option("relative")
     settled(page)
-    assert page.get_by_text("Q Eᵀ: each query").count() == 1
-    assert page.locator(".heatmap").count() == 5  # the scores, and four steps of the skew
+    expect(page.get_by_text("Q Eᵀ: each query")).to_have_count(1)
+    expect(page.locator(".heatmap")).to_have_count(5)  # the scores, and four steps of the skew
     page.get_by_label("Scheme").select_option("run")
     settled(page)
     expect(page.locator("p[role=status]")).to_contain_text("positions shown")
