@@ -205,21 +205,6 @@ def test_a_kill_leaves_nothing_that_is_taken_for_a_conversion(
     assert conversions(run.folder) == [path.name]
 
 
-def test_two_processes_convert_at_once(run: LoadedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second one finishes while the first one writes."""
-    write = engines._write
-
-    def slow(folder: Path, *rest: Any) -> None:
-        write(folder, *rest)
-        monkeypatch.setattr(engines, "_write", write)
-        converted(run)
-
-    monkeypatch.setattr(engines, "_write", slow)
-    path = converted(run)
-    assert is_intact(path)
-    assert conversions(run.folder) == [path.name]
-
-
 def test_a_run_folder_that_cannot_be_written(
     run: LoadedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,19 +196,6 @@ def test_pretraining_goes_on_from_its_own_kind(
     assert read_run(tmp_path / "run").init == str(starts[name])
 
 
-def test_a_masked_model_becomes_one_that_detects(
-    starts: dict[str, Path], texts: Path, tmp_path: Path
-) -> None:
-    """The head for words has a part of the same name and shape as that for detection: not taken."""
-    settings = (*TRAIN, f"data.folder={texts}", f"init={starts['masked pairs']}")
-    actual = recipe_trainer("electra-mini", tmp_path / "run", *settings)
-    state = dict(actual.saved_model.state_dict())
-    begun = read_tensors(starts["masked pairs"] / "model.safetensors")[0]
-    assert_equal(of_stack(state), of_stack(begun))
-    assert state["head.project.weight"].shape == begun["head.project.weight"].shape
-    assert not torch.equal(state["head.project.weight"], begun["head.project.weight"])
-
-
 def test_going_on_does_not_begin_again(
     starts: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:
@@ -287,17 +274,6 @@ def test_old_names_of_init_and_folders_called_like_a_kind_of_model(
     assert "tokens" in refused("classify", tmp_path / "run", "init=bert", "tokens.vocab_size=9")
 
 
-def test_the_settings_of_the_start_are_taken(
-    starts: dict[str, Path], texts: Path, tmp_path: Path
-) -> None:
-    """All except the head; a setting that no weight depends on may be changed."""
-    actual: Any = classifier(starts["replaced"], texts, tmp_path / "run", "model.dropout=0.3")
-    begun: Any = read_run(starts["replaced"]).model
-    for name in ("dim", "layers", "heads", "ffn_dim", "max_length", "position", "embed"):
-        assert getattr(actual.model.config, name) == getattr(begun, name)
-    assert actual.model.config.dropout == 0.3
-
-
 @pytest.mark.parametrize("family", ["t5", "bart", "marian"])
 def test_a_translator_is_trained_in_the_frame_that_it_writes_in(
     family: str, tmp_path: Path
@@ -319,19 +295,6 @@ def test_a_translator_is_trained_in_the_frame_that_it_writes_in(
     assert set(batch.target[:, 0].tolist()) == {marks.start}
     ends = batch.labels.gather(1, batch.loss_mask.sum(1, keepdim=True) - 1)
     assert set(ends.flatten().tolist()) == {marks.end}
-
-
-def test_an_encoder_reads_on_in_the_frame_that_it_was_pretrained_with(
-    starts: dict[str, Path], texts: Path, tmp_path: Path
-) -> None:
-    actual = classifier(starts["spans"], texts, tmp_path / "run")
-    tokenizer = load_torch_run(starts["spans"]).tokenizer
-    [batch] = actual.task.batches(0)
-    real = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.mask is None else batch.mask
-    for row, local in zip(batch.tokens, real, strict=True):
-        ids = row[local].tolist()
-        assert ids[-1] == tokenizer.end
-        assert tokenizer.classify not in ids
 
 
 LORA = ("finetune.lora.rank=2", "finetune.lora.targets=encoder.*")

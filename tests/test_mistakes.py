@@ -340,30 +340,6 @@ def test_a_prompt_longer_than_the_context() -> None:
     assert "16" in said
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_every_run_is_embedded_counted_and_tokenized(name: str) -> None:
-    folder = f"runs/{name}"
-    assert call("embed", folder, "--out", "vectors.npy", stdin=b"a dog\n\n")[0] == 0
-    assert json.loads(result("info", folder, "--json"))["parameters"] > 0
-    assert "tokens: " in result("tokenize", folder, "the dog")
-
-
-@pytest.mark.parametrize(
-    ("words", "sweep", "columns"),
-    [
-        (RUNS["labels"], "train.learning_rate=1e-4,1e-3", ("accuracy", "f1")),
-        (RUNS["rotary"], "model.position=rotary,learned", ("perplexity", "bits_per_character")),
-    ],
-)
-def test_compare_shows_the_scores_of_the_task(
-    words: tuple[str, ...], sweep: str, columns: tuple[str, ...]
-) -> None:
-    shown = result("compare", *words, "--sweep", sweep, "--out", f"runs/compared-{words[0]}")
-    assert shown.count(sweep.split("=")[0]) == 2
-    assert all(column in shown for column in columns)
-    assert "bleu" not in shown
-
-
 def test_another_text_replaces_the_one_that_was_trained_on() -> None:
     """A file in place of the run's folder is not looked for inside it, nor the other way."""
     write("other-text/more.txt", LONG)

@@ -24,7 +24,6 @@ PINNED = (
     "Notre frère vient de Paris et il a caché beaucoup de livres étranges.",
 )
 Draws = dict[tuple[str, str], list[Pair]]
-VOWEL = "[aeiouâéèêîôœhAEIOU]"
 
 
 def listed(text: str) -> set[str]:
@@ -131,7 +130,7 @@ def test_each_english_sentence_has_one_translation() -> None:
     known: dict[str, tuple[str, str, bool]] = {}
     repeated = 0
     with unchecked():
-        for _ in range(25_000):
+        for _ in range(15_000):
             tree = grammar.sentence()
             source = write(english.sentence(tree))[0]
             result = write(german.sentence(tree))[0], write(french.sentence(tree))[0], tree.held_out
@@ -160,28 +159,7 @@ def test_held_out_combinations_are_only_in_the_compositional_split(drawn: Draws)
     assert not any(held_out("adjective", *c) for c in train | others)
 
 
-def test_words_of_the_compositional_split_occur_in_training(drawn: Draws) -> None:
-    with unchecked():
-        pairs = drawn["en-de", "train"] + sentences("en-de", "train", 12_000, seed=1)
-    train = {w for p in pairs for w in words(p.source, p.source_words)}
-    for p in drawn["en-de", "compositional"]:
-        missing = set(words(p.source, p.source_words)) - train
-        assert not missing, missing
-
-
 # Numbers
-
-
-def test_numbers_in_sentences(drawn: Draws) -> None:
-    text = " ".join(targets(drawn, "en-fr"))
-    assert re.search(r"vingt et une \w+", text)
-    assert not re.search(r"et un (pommes|reines|femmes|tasses|filles|souris|lettres)\b", text)
-    pairs = {p.source: p.target for p in drawn["en-de", "train"]}
-    digits = {"thirty-four": "vierunddreißig", "ninety-two": "zweiundneunzig"}
-    for source, target in pairs.items():
-        for number, word in digits.items():
-            if number in source.lower():
-                assert word in target.lower()
 
 
 # German
@@ -254,61 +232,6 @@ STEMS = listed(
 )
 
 
-FINITE = listed(
-    "hat haben habe hast ist sind bin bist wird werden werde wirst kann können kannst muss müssen "
-    "musst will wollen willst war waren warst hatte hatten hattest"
-)
-SUBORDINATE = re.compile(r"\b(?:dass|weil|ob|wenn|während) ([^,.?!]*)([,.?!])(?: (\w+))?", re.I)
-
-
-def test_german_subordinate_clauses_end_with_their_finite_verb(drawn: Draws) -> None:
-    checked = 0
-    for text in targets(drawn, "en-de"):
-        for body, mark, following in SUBORDINATE.findall(text):
-            if mark == "," and following in ("der", "die", "das", "den", "dem", "denen", "aber"):
-                continue
-            actual = body.split()
-            checked += 1
-            assert re.fullmatch(
-                r"[a-zäöüß]*(t|e|n|ß|gab|war|wird|will|muss|kann|sind)", actual[-1]
-            ), text
-            assert actual[-1] not in ("nicht", "oft", "heute", "alt", "leise", "laut"), text
-            for position, word in enumerate(actual):
-                if word in FINITE:
-                    assert position == len(actual) - 1, text
-    assert checked > 1500
-
-
-DETERMINERS_AND_PRONOUNS = listed(
-    "der die das den dem des ein eine einen einem mein meine dein deine sein seine ihr ihre unser "
-    "unsere diese dieser dieses jeder jede jedes alle viele einige ich du er sie es wir nicht"
-)
-
-
-def test_german_main_clauses_have_the_verb_second(drawn: Draws) -> None:
-    fronted = re.compile(
-        r"^(?:Heute|Jetzt|Gestern|Morgen|Heute Abend|Jeden Tag|Letzte Woche|Nächstes Jahr"
-        r"|Am \w+|Im (?:Sommer|Winter|Herbst|Frühling)|In der Nacht|Um \w+ Uhr"
-        r"|(?:Vor|In) \w+ (?:Tagen|Wochen|Monaten|Jahren)) (?!Abend)(\w+)"
-    )
-    checked = 0
-    for text in targets(drawn, "en-de"):
-        match = fronted.match(text)
-        if match:
-            checked += 1
-            assert match.group(1).islower(), text
-            assert match.group(1) not in DETERMINERS_AND_PRONOUNS, text
-    assert checked > 150
-
-
-def test_german_commas_and_negation(drawn: Draws) -> None:
-    for text in targets(drawn, "en-de"):
-        assert not re.search(r",\s*[,.?!]", text), text
-        assert not re.search(r"[^,] (dass|weil|ob)\b", text), text
-        assert not re.search(r"\bnicht ein(e|en|em|er|es) ", text), text
-        assert not re.search(r"\b(in|zu) dem\b|\bzu der\b", text), text
-
-
 # French
 
 FRENCH_GENDERS = {
@@ -347,66 +270,4 @@ def test_french_determiners_have_the_gender_of_their_noun(drawn: Draws) -> None:
     assert checked > 1500
 
 
-def test_french_adjectives_agree_and_stand_on_their_side(drawn: Draws) -> None:
-    text = " ".join(targets(drawn, "en-fr"))
-    for noun in FRENCH_GENDERS["f"].split():
-        assert not re.search(rf"\b(petit|grand|vieux|nouveau|beau) {noun}\b", text), noun
-        assert not re.search(rf"\b(une|la|cette) {noun} (noir|blanc|vert|bleu|gris|brun)\b", text)
-    for noun in FRENCH_GENDERS["m"].split():
-        assert not re.search(rf"\b(petite|grande|vieille|nouvelle|belle) {noun}\b", text), noun
-        assert not re.search(rf"\b(un|le|ce) {noun} (noire|blanche|verte|bleue|grise)\b", text)
-    assert not re.search(
-        r"\b(rouges?|bleue?s?|noire?s?|blanc|blanche) (chien|voiture|robe)s?\b", text
-    )
-    masculine = r"\b(?:un|le|cet?|mon|ton|son|notre|leur|chaque|quel) (?:très )?"
-    assert not re.search(rf"{masculine}(?:beau|vieux|nouveau) {VOWEL}(?!t )", text)
-    assert not re.search(rf"{masculine}(?:bel|vieil|nouvel) (?!{VOWEL})", text)
-    assert re.search(
-        r"\b(bel|vieil|nouvel) (arbre|ami|homme|oiseau|ours|hôtel|hôpital|âne)\b", text
-    )
-
-
-def test_french_elides_and_contracts(drawn: Draws) -> None:
-    short = re.compile(rf"\b(?:le|la|de|ne|que|je|me|te|se|ce) (?!huit|onze){VOWEL}", re.I)
-    for text in targets(drawn, "en-fr"):
-        assert not short.search(text), text
-        assert not re.search(r"\b(de|à|De|À) (le|les) ", text), text
-        assert not re.search(r"\b[Ss]i ils? ", text), text
-        assert not re.search(r"\b(l|d|n|qu|j|m|t|s)' |' ", text), text
-        assert not re.search(rf"\b[ldnjmts]'(?!{VOWEL}|y )", text, re.I), text
-
-
 # Everything occurs, and often enough
-
-PHENOMENA = {
-    "en-de": {
-        "that": r", dass ", "because": r"\b[Ww]eil ", "whether": r", ob ",
-        "subject relative": r", (der|die|das) ", "dative relative": r", (dem|der|denen) ",
-        "perfect": r"\b(hat|haben) .* ge\w+[tn]\b", "with sein": r"\b(ist|sind) .*ge\w+n\b",
-        "modal": r"\b(kann|muss|will) .*en\b", "separable": r"\b(auf|an|zu|ein|zurück)\.$",
-        "number": r"und(zwanzig|dreißig|vierzig|fünfzig|sechzig|siebzig|achtzig|neunzig)",
-        "kein": r"\bkein", "nicht": r"\bnicht\b", "dative": r"\b(dem|einem|meinem) ",
-        "genitive": r"\b(des|eines) ", "inversion": r"^(Am|Im|Heute|Gestern|Um) ",
-        "reflexive": r"\b(sich|mich) ", "contraction": r"\b([Ii]m|zum|zur) ", "future": r"\bwird\b",
-        "comparison": r"\b(als|wie) ", "command": r"!$", "question": r"\?$", "but": r", aber ",
-    },
-    "en-fr": {
-        "elision": r"\bl'", "partitive": r"\b(du|de la|de l') ?\w", "contraction": r"\b(au|aux) ",
-        "not": r"\b(ne |n')", "never": r"jamais", "clitic": r"\b(me|te|lui|leur|nous|les) \w+",
-        "qui": r" qui ", "que": r" qu(e |')", "feminine": r"\w+(euse|ée)s?\b", "cet": r"\b[Cc]et ",
-        "seventy": r"soixante-dix|soixante et onze|soixante-", "ninety": r"quatre-vingt",
-        "one": r"(vingt|trente|quarante|cinquante|soixante) et une?", "age": r"\bans\b",
-        "être": r"\b(est|sont) \w+és?e?s?\b", "future": r"\w+(era|eront|ira|iront)\b",
-        "est-ce que": r"[Ee]st-ce qu", "if he": r"[Ss]'ils? ", "there is": r"[Ii]l y (a|avait)",
-        "reflexive": r"\b(se |s')", "command": r" !$",
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("pair", PAIRS)
-def test_each_phenomenon_occurs(drawn: Draws, pair: str) -> None:
-    texts = [p.target for p in drawn[pair, "train"][:2000]]
-    for name, pattern in PHENOMENA[pair].items():
-        assert sum(bool(re.search(pattern, text)) for text in texts) >= 4, name
-    many = sum(len({i for i, _ in p.alignment}) < len(p.alignment) for p in drawn[pair, "train"])
-    assert many > 0.4 * len(drawn[pair, "train"])

@@ -106,17 +106,13 @@ def test_run_folder_names_the_plugin(run: Path) -> None:
     assert "parameters" in result("info", run, *PLUGIN)
 
 
-def test_evaluate_and_compare_have_the_metric(run: Path, tmp_path: Path) -> None:
+def test_evaluate_has_the_metric(run: Path) -> None:
     values = json.loads(result("evaluate", run, "--json", *PLUGIN))
     assert values["length_ratio"] > 0
     assert values["signature"]["length_ratio"] == "characters per character"
     only = json.loads(result("evaluate", run, "--metric", "length_ratio", "--json", *PLUGIN))
     assert only["length_ratio"] == values["length_ratio"]
     assert "bleu" not in only
-    sweep = ("--sweep", "model.position=gaussian,rotary", "--out", tmp_path / "compare")
-    table = result("compare", "phrasebook", *TINY, *sweep, *PLUGIN)
-    assert "length_ratio" in table
-    assert "model.position=gaussian" in table
 
 
 def test_view_and_serve(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,26 +82,6 @@ def test_prepared_files_have_the_same_names_and_lines(folder: Path, tmp_path: Pa
     assert (out / "val.en.gz").read_bytes() == before
 
 
-def test_what_cannot_be_prepared_is_refused(
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setitem(sys.modules, "sacremoses", None)
-    out = str(tmp_path / "out")
-    for arguments, word in (
-        ([str(folder), out], "pip install sacremoses"),
-        ([str(folder), str(folder)], "choose another folder"),
-        ([str(folder), out, "--target", "fr"], "NAME.en and NAME.fr"),
-        ([str(tmp_path / "none"), out], "is not a folder"),
-    ):
-        assert translations.main(["prepare", *arguments]) == 2
-        reported = capsys.readouterr().err
-        assert word in reported
-        assert reported.count("\n") == 1
-
-
 @pytest.mark.usefixtures("with_moses")
 def test_literature_trains_on_prepared_text_alone(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -142,18 +122,3 @@ def test_literature_trains_on_prepared_text_alone(
         translations.main(["literature", str(out), *requested]) == 1
     )  # a kept run is not measured
     assert "another --keep" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (["--systems", "puplished"], "there is no puplished"),
-        (["--pairs", "en-fr"], "NAME.en and NAME.fr"),
-        (["model.dimm=3"], "model.dim"),
-    ],
-)
-def test_a_mistake_is_one_line_before_anything_is_trained(
-    arguments: list[str], word: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert translations.main(["raw", str(folder), *arguments]) == 2
-    assert word in capsys.readouterr().err.splitlines()[-1]

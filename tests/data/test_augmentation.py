@@ -5,10 +5,9 @@ from itertools import product
 
 import pytest
 import torch
-from tests.data.helpers import is_close, refusal
+from tests.data.helpers import is_close
 from torch import Tensor
 
-from manyheads.config import parse
 from manyheads.data.augmentation import (
     BLEND,
     COLOUR,
@@ -26,7 +25,6 @@ from manyheads.data.augmentation import (
     solarise,
     warp,
 )
-from manyheads.errors import UserError
 
 CHANGES = [
     Augment(crop_padding=2),
@@ -274,19 +272,3 @@ def test_weights_are_drawn_from_beta(alpha: float) -> None:
     fourth = float(((weights - 0.5) ** 4).mean())
     error = math.sqrt(max(fourth - variance**2, 0) / len(weights))
     assert abs(float(((weights - 0.5) ** 2).mean()) - variance) < 3 * error + 1e-3
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "value"),
-    [
-        *((Augment, name, -1) for name in ("crop_padding", "operations")),
-        (Augment, "flip", 1.5),
-        (Augment, "strength", math.nan),
-        (Mixing, "mixup", -0.1),
-        (Mixing, "cutmix", math.inf),
-        (Mixing, "chance", 2.0),
-    ],
-)
-def test_settings_out_of_range_are_refused(kind: type, name: str, value: float) -> None:
-    message = refusal(UserError, parse, kind, {name: value}, "data.augment")
-    assert message.startswith(f"data.augment.{name}=")

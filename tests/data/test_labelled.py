@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.data.helpers import refusal, write
 
-from manyheads.config import dump, override_all, parse
+from manyheads.config import parse
 from manyheads.data.labelled import GLUE, Labelled, LabelledData, class_indices
 from manyheads.errors import DataError, UserError
 
@@ -319,22 +319,6 @@ def test_a_missing_file_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert problem in refusal(UserError, parse(LabelledData, settings).read, split)
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        (["task=sts2"], "did you mean 'sts-b'?"),
-        (["task=rte", "pair=b"], "data.pair=b"),  # GLUE has its own columns
-    ],
-)
-def test_wrong_settings_are_refused(settings: list[str], problem: str) -> None:
-    assert problem in refusal(UserError, override_all, LabelledData(), settings)
-
-
-def test_settings_survive_a_round_trip() -> None:
-    settings = override_all(LabelledData(), ["task=rte", "folder=glue"])
-    assert parse(LabelledData, dump(settings)) == settings
 
 
 def test_texts_are_read_without_labels(tmp_path: Path) -> None:

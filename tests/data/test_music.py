@@ -14,7 +14,6 @@ pytest.importorskip("mido")
 from tests.data.helpers import refusal, write
 from tests.data.small_music import scale_up, write_chorales, write_performances
 
-from manyheads.config import parse
 from manyheads.data.corpus import report_leaks
 from manyheads.data.events import ChoraleGrid, Note, encode_events, write_midi
 from manyheads.data.language import EncodedText
@@ -189,15 +188,3 @@ def test_broken_chorales_are_refused(content: Any, problem: str, tmp_path: Path)
     line = message(MusicData(folder=str(tmp_path), file="x.json", encoding=CHORALE))
     assert line.startswith(str(path))
     assert problem in line
-
-
-def test_wrong_settings_are_refused() -> None:
-    for settings in (
-        {"transpose": -1},
-        {"transpose": 128},
-        {"tempi": [0.0]},
-        {"tempi": [1.1], "encoding": "chorale"},
-        {"file": "x.json"},
-    ):
-        [name] = set(settings) - {"encoding"}
-        assert f"data.{name}" in refusal(UserError, parse, MusicData, settings, "data")

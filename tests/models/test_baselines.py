@@ -143,12 +143,6 @@ def test_a_padded_batch_is_each_pair_by_hand(kind: str, tie: str) -> None:
         agree(actual[row], BY_HAND[kind](model, source[row, :length], target[row]))
 
 
-def test_convolutions_may_have_another_width_and_another_kernel() -> None:
-    model = tiny_model("convs2s", ffn_dim=6, kernel=5)
-    source, target = words(1, 6), words(1, 5)
-    agree(model(source, target)[0], convs2s_by_hand(model, source[0], target[0]))
-
-
 def test_dilations_begin_anew_after_five() -> None:
     model = tiny_model("bytenet", layers=7)
     reach = [block.convolution.before for block in model.decoder.blocks]

@@ -58,13 +58,6 @@ def test_both_losses_reach_the_shared_tables() -> None:
         torch.testing.assert_close(table.grad, g_model + g_generator)
 
 
-def test_to_dtype_moves_the_shared_table() -> None:
-    both = Electra(discriminator(), 0.5).double()
-    assert both.generator.tokens.weight.dtype == torch.float64
-    assert both.generator.tokens.weight is both.model.tokens.weight
-    assert both.generator(words(1, 4)).dtype == torch.float64
-
-
 @pytest.mark.parametrize(
     ("fraction", "heads", "ffn_dim"), [(0.25, 1, 6), (0.5, 2, 12), (1.0, 4, 24), (0.01, 1, 1)]
 )
@@ -77,12 +70,6 @@ def test_generator_is_a_fraction_as_wide(fraction: float, heads: int, ffn_dim: i
     both = Electra(model, fraction)
     assert both.generator(words(2, 5)).shape == (2, 5, VOCAB)
     assert both.generator.hidden(words(2, 5)).shape == (2, 5, 4 * heads)
-
-
-def test_a_narrow_table_is_shared() -> None:
-    both = Electra(discriminator(embed=EmbeddingConfig(dim=6)), 0.5)
-    assert both.generator.tokens.weight.shape == (VOCAB, 6)
-    assert both.generator(words(1, 3)).shape == (1, 3, VOCAB)
 
 
 def test_only_masked_positions_are_filled() -> None:

@@ -110,14 +110,6 @@ def test_layers_are_mixed_by_learned_shares() -> None:
     agree(model(tokens), model.head.output(x))
 
 
-def test_frozen_language_models_have_no_gradient() -> None:
-    for frozen in (False, True):
-        model = tiny_elmo(LABELS, frozen=frozen)
-        model(words(2, 5)).square().sum().backward()
-        for name, weight in model.named_parameters():
-            assert (weight.grad is None) == (frozen and not name.startswith("head.")), name
-
-
 @pytest.mark.parametrize("head", [None, LABELS], ids=["vectors", "labels"])
 @pytest.mark.parametrize("tie", ["all", "none"])
 def test_parameters_and_products_are_counted(head: Classify | None, tie: Any) -> None:
@@ -237,11 +229,6 @@ def test_a_classifier_begins_with_the_language_models(
 # --- settings ---
 
 
-def test_a_classifier_may_begin_with_random_weights() -> None:
-    run = read_recipe("classify", ["model=elmo", "model.head=classify", "data.train=x.tsv"])
-    assert run.model == ElmoConfig(head=Classify())
-
-
 # --- attention between the two texts of a pair ---
 
 
@@ -260,21 +247,3 @@ def test_each_text_of_a_pair_attends_to_the_other() -> None:
     agree(model(tokens, real, segments)[1:], alone)  # padding changes nothing
     assert not torch.allclose(alone, model(tokens[1:, :4], None, None))
     assert not attend_across(x, real, torch.zeros_like(segments)).any()
-
-
-def test_a_pair_classifier_trains_by_command(tmp_path: Path) -> None:
-    table = tmp_path / "pairs.tsv"
-    rows = [f"{a}\t{b}\t{'same' if a == b else 'other'}" for a in NUMBERS for b in NUMBERS]
-    table.write_text("\n".join(["first\tsecond\tlabel", *rows * 2]), encoding="utf-8")
-    settings = [f"data.train={table}", "data.text=first", "data.pair=second"]
-    out = ["--out", str(tmp_path / "run"), "--device", "cpu"]
-    sizes = [
-        "model=elmo",
-        "model.head=classify",
-        "model.attention=pair",
-        "model.dim=16",
-        "tokens=words",
-    ]
-    done = CliRunner().invoke(app, ["train", "classify", *settings, *sizes, *CLASSIFY, *out])
-    assert done.exit_code == 0, done.output
-    assert load_run(tmp_path / "run").run.model.attention == "pair"

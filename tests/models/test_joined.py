@@ -25,9 +25,7 @@ from torch.nn import functional as F
 
 from manyheads.decode.beam import Decode
 from manyheads.decode.kv_cache import KVCache
-from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
-from manyheads.models.capture import capture
 from manyheads.models.decoder_only_seq2seq import (
     DecoderOnlySeq2Seq,
     DecoderOnlySeq2SeqConfig,
@@ -41,7 +39,6 @@ from manyheads.nn.experts import Experts
 from manyheads.nn.local import Longformer
 from manyheads.nn.positions import Alibi, Buckets, Learned, PositionConfig, Rotary
 from manyheads.nn.tiled import Tiled
-from manyheads.recipes import read_recipe
 from manyheads.summary import summarize
 
 CORES: dict[str, AttentionFunctionConfig] = {
@@ -117,15 +114,6 @@ def test_padding_changes_nothing(core: str) -> None:
             torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-8)
 
 
-def test_padding_elsewhere_is_refused() -> None:
-    model = joined()
-    for real in ([False, True, True], [True, False, True], [False] * 3):
-        with pytest.raises(UserError, match="padding at the end"):
-            model(words(1, 3), words(1, 2), torch.tensor([real]))
-        with pytest.raises(UserError, match="padding at the end"):
-            model(words(1, 3), words(1, 3), None, torch.tensor([real]))
-
-
 @pytest.mark.parametrize("core", ["fused", "compressed", "local-compressed", "longformer"])
 def test_no_gradient_from_the_future(core: str) -> None:
     """A place of the target sees itself, the target before it and the source, and nothing else."""
@@ -194,15 +182,6 @@ def test_a_batch_is_searched_as_one_sentence_at_a_time(beam: int, core: str) -> 
     assert len({tuple(line[0].tokens[:1]) for line in actual}) > 1
 
 
-def test_attention_is_captured() -> None:
-    model, (source, target, real) = joined(), pairs(4)
-    with torch.no_grad(), capture(model) as maps:
-        model(source, target, real)
-    assert [actual.shape for actual in maps["self"]] == [(3, 2, 10, 10)] * 2
-    with pytest.raises(KeyError):
-        maps["cross"]
-
-
 # --- learning ---
 
 
@@ -262,16 +241,6 @@ def test_a_run_learns_and_is_used_like_any_other(run: Path) -> None:
 
 
 # --- settings, and what it costs ---
-
-
-def test_only_pairs_are_for_it() -> None:
-    for recipe in ("phrasebook", "translation", "summaries"):
-        folder = [] if recipe == "phrasebook" else ["data.folder=corpus"]
-        assert isinstance(
-            read_recipe(recipe, ["model=joined", *folder]).model, DecoderOnlySeq2SeqConfig
-        )
-    with pytest.raises(UserError, match=r"model=.*not decoder-only-seq2seq"):
-        read_recipe("language", ["model=joined", "data.folder=books"])
 
 
 def test_the_account_is_that_of_a_decoder_over_both() -> None:

@@ -67,21 +67,6 @@ def test_positions_that_are_not_added_cannot_move(place: str) -> None:
         override_all(tiny(Seq2SeqConfig, "rotary"), [f"embed.position={place}"])
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_commands_know_the_positions(place: str, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    result(
-        *("train", "phrasebook", *TINY, "model.layers=2", f"model.embed.position={place}"),
-        *("--out", run, "--device", "cpu"),
-    )
-    stdin = b"The dog sleeps.\n"
-    expected = result("translate", run, "--engine", "torch", "--device", "cpu", stdin=stdin)
-    assert result("translate", run, "--device", "cpu", stdin=stdin) == expected
-    for program in ("ctranslate2", "huggingface"):
-        code, _, err = call("export", run, "--to", program, "--out", tmp_path / program)
-        assert code == 2, err
-
-
 # --- a language model of LSTMs ---
 
 

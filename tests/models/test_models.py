@@ -82,20 +82,6 @@ def test_padding_changes_nothing(kind: Model, position: str, core: str) -> None:
     agree(together[:1], longest)
 
 
-@model_kinds
-def test_neighbours_in_a_batch_do_not_matter(kind: Model) -> None:
-    """Rows in another order give the same logits in that order."""
-    model, tokens = tiny(kind).build().double(), words(4, 6)
-    real = torch.arange(6) < torch.tensor([[6], [3], [5], [1]])
-    order = torch.tensor([2, 0, 3, 1])
-    if kind is Seq2SeqConfig:
-        source = words(4, 5)
-        before = model(source, tokens, None, real)
-        agree(model(source[order], tokens[order], None, real[order]), before[order])
-    else:
-        agree(model(tokens[order], real[order]), model(tokens, real)[order])
-
-
 def stored(model: torch.nn.Module) -> dict[str, Tensor]:
     return {name: x for name, x in model.state_dict().items() if x.shape == (VOCAB, 8)}
 
@@ -252,13 +238,6 @@ def test_wrong_sizes_are_refused(wrong: dict[str, Any], named: str) -> None:
             checked(lambda kind=kind: tiny(kind, **wrong)).build()
 
 
-def test_a_wrong_side_is_refused() -> None:
-    """The same holds for what one side sets."""
-    for side in (StackOverrides(heads=3), StackOverrides(dropout=1.5), StackOverrides(layers=0)):
-        with pytest.raises(ValueError, match="model"):
-            checked(lambda side=side: tiny(Seq2SeqConfig, decoder=side)).build()
-
-
 def test_head_size_is_free() -> None:
     """heads × head_dim need not equal dim: the projections carry it."""
     for kind in MODELS:
@@ -284,16 +263,6 @@ def test_a_pooler_is_its_formula(over: Any) -> None:
         h = hidden[row, 0] if over == "first" else hidden[row, :length].mean(0)
         expected = torch.tanh(model.pooler.project(h))
         torch.testing.assert_close(model.pool(hidden, real)[row], expected)
-
-
-def test_bert_says_what_follows() -> None:
-    """The next-sentence logits come from the first position, one for each class."""
-    bert = tiny(BertConfig, next_sentence=NextSentence(classes=3), pooler=Pooler()).build()
-    hidden = bert.hidden(words(4, 5))
-    assert bert.next_sentence_logits(hidden).shape == (4, 3)
-    torch.testing.assert_close(
-        bert.next_sentence_logits(hidden), bert.next_sentence_logits(hidden[:, :1])
-    )
 
 
 def test_a_mean_pooler_ignores_padding() -> None:

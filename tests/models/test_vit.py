@@ -12,7 +12,7 @@ from torch import Tensor
 from manyheads.config import override_all
 from manyheads.errors import UserError
 from manyheads.models.heads import Classify, Pooler
-from manyheads.models.vit import Vit, VitConfig, resize_learned
+from manyheads.models.vit import Vit, VitConfig
 from manyheads.nn.block import PositionSizes
 from manyheads.nn.positions import Sinusoidal2d
 
@@ -58,16 +58,6 @@ def test_the_class_token_alone_is_read() -> None:
     assert hidden.shape == (3, 10, 16)
     other = torch.cat([hidden[:, :1], torch.randn(3, 9, 16)], dim=1)
     torch.testing.assert_close(model.head_output(other), model.head_output(hidden))
-
-
-def test_without_it_the_mean_of_the_patches_is() -> None:
-    model = VitConfig(**TINY, head=LABELS, first="none").build()
-    hidden = model.hidden(images())
-    assert hidden.shape == (3, 9, 16)
-    assert not any("first" in name for name in model.state_dict())
-    torch.testing.assert_close(model.head_output(hidden), model.head(hidden.mean(1)))
-    turned = hidden.flip(1)  # a mean has no order
-    torch.testing.assert_close(model.head_output(turned), model.head_output(hidden))
 
 
 @pytest.mark.parametrize("before", [0, 1])
@@ -159,40 +149,3 @@ def test_an_edge_is_seen_or_refused() -> None:
     with pytest.raises(UserError, match=advice):
         resized(uncropped.build(), 14)
     assert resized(model, 16)(images(size=16)).shape == (3, 3)
-
-
-def test_a_model_from_elsewhere_keeps_its_unseen_edge() -> None:
-    transformers = pytest.importorskip("transformers")
-    from manyheads.exchange.huggingface import from_huggingface
-
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.ViTConfig(**sizes, image_size=14, patch_size=4, num_channels=2)
-    theirs = transformers.ViTForImageClassification(config).eval()
-    inputs = images(size=14)
-    with torch.no_grad():
-        torch.testing.assert_close(from_huggingface(theirs)(inputs), theirs(inputs).logits)
-
-
-def test_equal_places_stay_equal_and_the_class_token_stays() -> None:
-    table = torch.cat([torch.full((1, 5), 7.0), torch.full((9, 5), 2.0)])
-    larger = resize_learned(table, 3, 5)
-    assert larger.shape == (26, 5)
-    torch.testing.assert_close(larger[0], table[0])
-    torch.testing.assert_close(larger[1:], torch.full((25, 5), 2.0))
-    torch.testing.assert_close(resize_learned(table, 3, 3), table)
-
-
-def test_only_what_others_have_leaves() -> None:
-    pytest.importorskip("transformers")
-    from manyheads.exchange.huggingface import to_huggingface
-
-    spread = {"pixel_mean": (0.1, 0.2), "pixel_std": (0.3, 0.4)}
-    model = VitConfig(**TINY, head=LABELS, **spread).build().eval()
-    inputs = images()
-    torch.testing.assert_close(to_huggingface(model)(inputs).logits, model(inputs))
-    for changes, named in (
-        ({"first": "none"}, "first"),
-        ({"position": Sinusoidal2d()}, "position"),
-    ):
-        with pytest.raises(UserError, match=named):
-            to_huggingface(VitConfig(**TINY, head=LABELS, **changes).build())

@@ -18,7 +18,7 @@ from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
 from manyheads.models.heads import Classify
 from manyheads.models.vit import Vit, VitConfig
-from manyheads.run import Run, read_run
+from manyheads.run import Run
 from manyheads.tasks.images import (
     ImageTask,
     class_indices,
@@ -138,13 +138,6 @@ def test_classes_are_matched_by_name() -> None:
     assert class_indices(part, ("c0", "c1", "c2")).tolist() == [2, 0, 0, 2]
     with pytest.raises(UserError, match="no class 'c2'"):
         class_indices(part, ("c0", "c1"))
-
-
-def test_a_run_keeps_what_its_data_decided(trained: Path) -> None:
-    model: Any = read_run(trained).model
-    assert model.head.labels == QUARTERS
-    assert len(model.pixel_mean) == len(model.pixel_std) == 1
-    assert not (trained / "tokenizer.json").exists()
 
 
 def test_trained_weights_of_another_size_are_interpolated(

@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,19 +17,14 @@ from tests.web.small_pages import SETTINGS
 
 from manyheads.data.language import EncodedText
 from manyheads.data.translation import Corpus, EncodedPairs
-from manyheads.decode.beam import Decode
 from manyheads.decode.generate import Generator
 from manyheads.evaluate.alignment import alignment_error
 from manyheads.loading import load_torch_run
 from manyheads.models.capture import capture
-from manyheads.models.gpt import GptConfig
-from manyheads.phrasebook import Pair
 from manyheads.recipes import read_recipe
 from manyheads.run import make_trainer
 from manyheads.tasks.images import from_pixels, normalize
-from manyheads.tasks.probes import Probe, crossings, language_probe, probe_steps
-from manyheads.tokenizer.train import Bpe
-from manyheads.train.optimizer import Train
+from manyheads.tasks.probes import Probe, probe_steps
 
 WITH_WEIGHTS = (*SETTINGS, "data.valid_pairs=40", "train.probe_weights=true", "train.probes=6")
 
@@ -63,13 +57,6 @@ def test_steps_are_logarithmic_with_both_ends() -> None:
     assert steps[-1] == 800
     assert 25 <= len(steps) <= 40
     assert np.all(np.diff(np.diff(steps[15:])) >= -1)  # ever farther apart
-
-
-def test_crossings_count_changes_of_order() -> None:
-    spans = ((0, 1), (2, 3), (4, 5))
-    straight = Pair("a b c", "x y z", spans, spans, frozenset({(0, 0), (1, 1), (2, 2)}))
-    reversed_order = Pair("a b c", "x y z", spans, spans, frozenset({(0, 2), (1, 1), (2, 0)}))
-    assert (crossings(straight), crossings(reversed_order)) == (0, 3)
 
 
 def test_the_last_probe_has_the_numbers_of_the_model(run: Path) -> None:
@@ -228,18 +215,3 @@ def test_no_probe_changes_a_training(
         assert len(drawn) == len(probe_steps(12, 6))
     assert states[0] == states[1]
     assert all(torch.equal(models[0][key], models[1][key]) for key in models[0])
-
-
-def test_probes_of_a_large_model_stay_small(tmp_path: Path) -> None:
-    """Maps of 12 × 12 heads: fewer and shorter texts."""
-    config = GptConfig(dim=24, layers=12, heads=12, ffn_dim=24, max_length=64, vocab_size=300)
-    model, task = config.build(), Mock(train=Train(steps=1000), per_epoch=10)
-    task.run.decode, task.valid.flat = Decode(), np.random.default_rng(1).integers(9, 300, 5000)
-    task.tokenizer = Bpe(vocab_size=300).train(["a b c d"] * 9)
-    probe = language_probe(task, model, tmp_path)
-    assert probe is not None
-    assert len(probe.examples) == 1
-    probe.resume(0)
-    for step in sorted(probe.steps):
-        probe.record(model, step)
-    assert sum(path.stat().st_size for path in (tmp_path / "probes").iterdir()) < 2**20

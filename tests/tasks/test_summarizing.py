@@ -13,7 +13,6 @@ from tests.train.small_runs import records
 
 from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
-from manyheads.recipes import read_recipe
 from manyheads.tasks import summaries
 from manyheads.tasks.summaries import summarize, truncate
 
@@ -106,16 +105,6 @@ def test_a_line_in_is_a_line_out_and_a_long_one_is_truncated(run: Path) -> None:
     assert "input:2: " in mistake("translate", run, code=3, stdin=b"one\n\xff\n")
 
 
-def test_two_files_with_a_document_and_a_summary_a_line(tmp_path: Path) -> None:
-    for name in ("long", "short"):
-        (tmp_path / f"train.{name}").write_text("one two\nthree four\nfive\n", encoding="utf-8")
-    files = ("data=files", f"data.folder={tmp_path}", "data.source=long", "data.target=short")
-    recipe_trainer("summaries", tmp_path / "run", *SETTINGS, *files, "train.steps=1").run()
-    scores = evaluate(tmp_path / "run", "valid")
-    assert "refs:1|" in scores["signature"]["rouge2"]
-    assert scores["examples"] == 1
-
-
 def test_without_rouge_score_training_works_and_scoring_names_it(
     documents: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,9 +115,3 @@ def test_without_rouge_score_training_works_and_scoring_names_it(
     assert "rougeL" not in records(tmp_path / "run")[-1]
     with pytest.raises(UserError, match=r"manyheads\[summaries\]"):
         evaluate(run, "valid")
-
-
-@pytest.mark.parametrize("setting", ["data=phrasebook", "model=gpt", "objective=causal"])
-def test_settings_of_other_tasks_are_refused(setting: str) -> None:
-    with pytest.raises(UserError, match=setting.split("=")[0]):
-        read_recipe("summaries", [setting])

@@ -205,12 +205,6 @@ def test_special_tokens_of_imported_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_ordinary_tokens_are_all_but_the_special_ones(name: str) -> None:
-    tokenizer = {**TRAINED, "words": KNOWN}[name].with_specials(["<extra_id_0>"])
-    assert tokenizer.ordinary.tolist() == list(range(len(SPECIALS), tokenizer.vocab_size - 1))
-
-
-@pytest.mark.parametrize("name", ALL)
 def test_further_special_tokens_come_last_and_stay(name: str, tmp_path: Path) -> None:
     before = {**TRAINED, "words": KNOWN}[name]
     assert before.sentinels() == []

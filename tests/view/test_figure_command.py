@@ -7,23 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.tiny import POSITIONS, tiny
+from tests.models.tiny import POSITIONS
 from tests.view.test_figures import png
-from tests.web.small_pages import SENTENCE, make_runs
-from torch import Tensor
+from tests.web.small_pages import make_runs
 
 from manyheads.commands.figure import KINDS, figure
 from manyheads.data.translation import EncodedPairs
 from manyheads.errors import UserError
 from manyheads.evaluate.alignment import word_maps
 from manyheads.lab.figures import plots
-from manyheads.lab.figures.maps import attention_maps
 from manyheads.lab.figures.plots import metric_curves
-from manyheads.lab.figures.runs import position_matrix, schemes
+from manyheads.lab.figures.runs import position_matrix
 from manyheads.lab.landscape import direction, held_out_loss, landscape, without_residuals
 from manyheads.loading import load_torch_run
-from manyheads.models.bert import BertConfig
-from manyheads.models.capture import capture
 from manyheads.nn.layers import Norm, Residual
 from manyheads.nn.positions import PositionSizes
 from manyheads.phrasebook import sentences
@@ -74,21 +70,6 @@ def test_maps_are_those_of_the_model(
     assert torch.equal(drawn["heat_map"][0], weights[-1].mean(0))
 
 
-def test_an_encoder_decoder_has_three_kinds_of_maps(folder: Path) -> None:
-    opened = load_torch_run(folder / "translator")
-    figures_by_name = attention_maps(opened, SENTENCE, "Der Hund.")
-    assert list(figures_by_name) == ["encoder.self", "decoder.self", "decoder.cross"]
-    tokenizer: Any = opened.tokenizer
-    source = torch.tensor([[*tokenizer.encode(SENTENCE), tokenizer.end]])
-    target = torch.tensor([[tokenizer.start, *tokenizer.encode("Der Hund.")]])
-    with torch.no_grad(), capture(opened.model) as maps:
-        opened.model(source, target)
-    for name, shown in figures_by_name.items():
-        stack, kind = name.split(".")
-        captured: list[Tensor] = maps.all(kind, stack)  # type: ignore[arg-type]
-        assert torch.equal(shown.weights, torch.stack(captured)[:, 0])
-
-
 def test_gold_is_framed_where_it_is_known(folder: Path, drawn: dict[str, tuple[Any, ...]]) -> None:
     opened = load_torch_run(folder / "translator")
     pair = sentences("en-de", "test", 3)[1]
@@ -122,17 +103,6 @@ def test_curves_are_those_of_metrics_jsonl(
     lines = drawn["curves"][0]
     assert lines == {str(run): expected, str(other): expected}
     assert ("valid", "loss") in metric_curves(run)
-
-
-def test_every_scheme_is_drawn_and_the_run_has_its_own(folder: Path) -> None:
-    for name in ("sinusoidal", "learned", "rotary", "shaw", "t5", "alibi", "relative", "none"):
-        config = tiny(BertConfig, name, "dense")
-        matrices = schemes(config.build(), config, 9)
-        assert len(matrices) == 8
-        of_run = [shown for shown in matrices if shown.endswith("(of the run)")]
-        assert of_run == [f"{name} (of the run)"]
-        assert all(matrix.shape == (9, 9) for matrix in matrices.values())
-        assert all(bool(matrix.isfinite().all()) for matrix in matrices.values())
 
 
 def test_relative_schemes_are_constant_on_each_diagonal() -> None:

@@ -11,12 +11,7 @@ import torch
 
 from manyheads.errors import UserError
 from manyheads.lab.figures.plots import curves, heat_map
-from manyheads.view.figures import confusion, piano_roll
-
-WORDS = ["The", "old", "dog", "sleeps", "."]
-Notes = list[tuple[float, float, int, float]]
-OLD: Notes = [(0.0, 1.0, 30, 0.2), (3.0, 4.0, 90, 0.9)]
-NEW: Notes = [(float(at), at + 1.0, 60 + at % 5, 0.1 * (at % 9)) for at in range(94, 104)]
+from manyheads.view.figures import confusion
 
 
 def png(path: Path) -> tuple[int, int, int]:
@@ -58,48 +53,11 @@ def test_any_word_can_be_a_label(tmp_path: Path, word: str) -> None:
     assert not pyplot.get_fignums()
 
 
-@pytest.mark.usefixtures("_svg_text")
-def test_marks_and_weights_are_visible(tmp_path: Path) -> None:
-    """Other weights and other marks make other files; the same ones the same file."""
-    weights, other = torch.eye(3), torch.eye(3)[[1, 0, 2]]
-    files = []
-    for values, marks in [
-        *((weights, []), (weights, []), (other, []), (weights, [(0, 1)]), (weights, [(1, 0)])),
-    ]:
-        heat_map(values, WORDS[:3], WORDS[:3], "title", tmp_path / "map.png", marks=marks)
-        files.append((tmp_path / "map.png").read_bytes())
-    assert files[0] == files[1]
-    assert len(set(files)) == 4
-    width, height, colours = png(tmp_path / "map.png")
-    assert 300 < width < 2000
-    assert 300 < height < 2000
-    assert colours > 30
-
-
 def test_a_missing_matplotlib_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"manyheads\[figures\]"):
         heat_map(torch.ones(1, 1), ["a"], ["b"], "title", tmp_path / "map.png")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.usefixtures("_svg_text")
-def test_a_piano_roll_explains_its_colours(tmp_path: Path) -> None:
-    """Of one part by velocity; several parts by name, whatever their velocity."""
-    roll, drawn = tmp_path / "roll.svg", []
-    piano_roll({"": NEW}, "music.mid", roll)
-    assert "velocity" in roll.read_text("utf-8")
-    assert "the prime ends" not in roll.read_text("utf-8")
-    piano_roll({"high": NEW, "low": [], "lower": OLD}, "music.mid", roll)
-    text = roll.read_text("utf-8")
-    assert "velocity" not in text
-    assert all(f">{name}<" in text for name in ("high", "low", "lower"))
-    loud = [(*note[:3], 1.0) for note in NEW]
-    for parts in ({"": NEW}, {"": loud}, {"a": NEW, "b": OLD}, {"a": loud, "b": OLD}):
-        piano_roll(parts, "music.mid", tmp_path / "roll.png")
-        drawn.append((tmp_path / "roll.png").read_bytes())
-    assert drawn[0] != drawn[1]
-    assert drawn[2] == drawn[3]
 
 
 @pytest.mark.usefixtures("_svg_text")
