@@ -1,13 +1,14 @@
 """One torch thread a test process: two busy processes then never fight for a core."""
 
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import jaxtyping
 import pytest
 import torch
-from tests.checks import checked
+from tests.checks import CORE, checked, trusting
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():  # our kernels then run in Triton's interpreter (tests/kernels)
@@ -18,3 +19,17 @@ jaxtyping.jaxtyped = checked  # before the package is imported
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+# What tests the core, and the checks themselves.
+OF_THE_CORE = {"data", "decode", "evaluate", "kernels", "models", "nn", "tasks", "tokenizer"}
+OF_THE_CORE |= {"train", "test_checks"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _core_is_checked_in_its_own_tests(request: pytest.FixtureRequest) -> Iterator[None]:
+    if OF_THE_CORE & {request.path.parent.name, request.path.stem}:
+        yield
+        return
+    with trusting(CORE):
+        yield

@@ -9,7 +9,7 @@ import pytest
 import torch
 from beartype import beartype
 from beartype.roar import BeartypeCallHintViolation
-from tests.checks import checked, unchecked
+from tests.checks import CORE, checked, trusting, unchecked
 
 from manyheads.nn import attend as attention
 from manyheads.nn.shapes import Hidden, Logits
@@ -86,6 +86,14 @@ def test_checks_can_be_left_out() -> None:
         assert joined(x, x[:, :1]).shape == x.shape
     with pytest.raises(BeartypeCallHintViolation):
         joined(x, x[:, :1])
+
+
+def test_the_core_may_be_trusted(request: pytest.FixtureRequest) -> None:
+    if not request.config.getoption("--jaxtyping-packages", None):
+        pytest.skip("run without the hook that adds the checks")
+    q, k = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4)
+    with trusting(CORE), pytest.raises(RuntimeError):  # PyTorch's own error
+        attention.attend(q, k, k[:, :, :4])
 
 
 def test_the_package_is_checked(request: pytest.FixtureRequest) -> None:

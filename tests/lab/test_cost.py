@@ -119,9 +119,6 @@ def test_a_length_that_needs_more_than_there_is_is_left_out(
     assert said[0].startswith("dense is left out from 512 on: out of memory: needs about ")
 
 
-# --- cores that fail ---
-
-
 # --- numbers of another algorithm ---
 
 

@@ -164,6 +164,3 @@ def test_the_best_size_of_a_budget_lies_on_the_law(tmp_path: Path) -> None:
     assert min(near) == near[2] == pytest.approx(loss, rel=1e-3)
     drawing.save([tmp_path / "kaplan.png"])
     assert best_for_budget(tmp_path, 1e13)["parameters"] == size
-
-
-# --- the command ---

@@ -226,9 +226,6 @@ def test_a_classifier_begins_with_the_language_models(
     assert set(opened.encoder().labels) == {"low", "high"}
 
 
-# --- settings ---
-
-
 # --- attention between the two texts of a pair ---
 
 

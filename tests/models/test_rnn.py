@@ -172,6 +172,3 @@ def test_killed_and_started_again_ends_with_the_same_bits(
     assert again.progress.step == 12
     again.run()
     assert_same_bits(out, whole)
-
-
-# --- settings ---
