@@ -70,8 +70,10 @@ def serving(folder: Path) -> Iterator[str]:
 
 
 def make_small(path: Path) -> None:
-    """256 colours are enough for a page, and a third of the bytes."""
-    picture = Image.open(path).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    """A palette where it is exact: with fewer colours, those of maps and ribbons would be lost."""
+    picture = Image.open(path).convert("RGB")
+    if picture.getcolors(256):
+        picture = picture.quantize(256, dither=Image.Dither.NONE)
     picture.save(path, optimize=True)
 
 
@@ -92,7 +94,9 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=browser_path, args=FLAGS)
         for size in options.sizes:
             width, height = SIZES[size]
-            page = browser.new_page(viewport={"width": width, "height": height})
+            # Watch and Tokens would be pictures of the middle of their animation.
+            viewport = {"width": width, "height": height}
+            page = browser.new_page(viewport=viewport, reduced_motion="reduce")
             for name, place in VIEWS.items():
                 if not name.startswith(options.only):
                     continue

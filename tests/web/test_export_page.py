@@ -59,7 +59,7 @@ def test_the_tour_works_from_a_file(page: Any, site: str) -> None:
 
 
 def test_watch_works_from_a_file(page: Any, site: str, folder: Path) -> None:
-    page.goto(f"{site}#/watch?run=translator")
+    page.goto(f"{site}#/watch?run=translator&step=30")
     canvas, recorded = page.locator("canvas.watch"), shared.probes(folder)
     expect(canvas).to_have_attribute("aria-valuenow", "30")
     page.locator("main").press("Home")

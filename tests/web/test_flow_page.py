@@ -80,7 +80,7 @@ def test_keys_step_through_boxes_layers_and_heads(page: Any) -> None:
 def test_a_link_leads_to_the_same_box(page: Any) -> None:
     """Opened by Enter; in its map the keys that step through boxes walk over cells."""
     visit(page, f"{FLOW}&layer=1")
-    page.locator("[id='box-encoder.feedforward.hidden']").focus()
+    page.get_by_role("button", name="Open layer 2 of the encoder: feed-forward").focus()
     page.keyboard.press("Enter")
     title = page.locator(".openbox > h2")
     expect(title).to_contain_text("Hidden Encoder, layer 2 of 2")
@@ -125,6 +125,7 @@ def test_boxes_are_saved_as_files_that_open_offline(
     browser: Any,
     tmp_path: Path,
 ) -> None:
+    page.set_viewport_size({"width": 1280, "height": 1400})  # high enough for all boxes
     visit(page, FLOW)
     assert page.locator(".tile canvas").count() > 20
     single = browser.new_context(offline=True).new_page()
@@ -143,6 +144,33 @@ def test_models_of_one_stack_have_one_column(page: Any) -> None:
         expect(page.locator("#problem")).to_be_hidden()
         expect(page.locator(".edge.encoder")).to_have_count(0)
         expect(page.locator(".tile").last).to_have_id(f"box-{last}.distribution")
+
+
+def test_the_diagram_fits_the_window(page: Any) -> None:
+    """Parts that are not chosen are closed until it does; a click on one opens it."""
+    for height, expected in ((800, 1), (1400, 4)):
+        page.set_viewport_size({"width": 1280, "height": height})
+        visit(page, f"{FLOW}&box=decoder.cross.weights&layer=1")
+        box = page.locator(".flowboxes").bounding_box()
+        assert box["y"] + box["height"] <= height
+        assert page.locator(".diagram .group").count() >= expected
+        chosen = page.locator("[id='box-decoder.cross.weights']").bounding_box()
+        assert box["y"] <= chosen["y"] <= chosen["y"] + chosen["height"] <= box["y"] + box["height"]
+        scroll = page.locator(".openbox .heatmap .scroll")
+        assert scroll.evaluate("one => one.scrollHeight - one.clientHeight") <= 1  # no row is cut
+    page.set_viewport_size({"width": 1280, "height": 800})
+    visit(page, f"{FLOW}&box=decoder.cross.weights&layer=1")
+    page.get_by_role("button", name="Open layer 2 of the decoder: self-attention").click()
+    expect(page.locator("[id='box-decoder.self.weights']")).to_be_visible()
+
+
+def test_it_begins_where_words_move(page: Any, address: str) -> None:
+    """At cross-attention, in the head that covers the source best, at a cell that is not empty."""
+    visit(page, FLOW)
+    expect(page.locator(".openbox > h2")).to_contain_text("cross-attention")
+    readout = page.locator(".heatmap .readout").inner_text()
+    weights = numbers(address, "decoder.cross.weights", layer=0, head=0)
+    assert float(readout.rsplit(" ", 1)[1]) > 1 / weights.shape[-1]
 
 
 def test_edges_follow_the_computation(page: Any, address: str) -> None:

@@ -29,6 +29,7 @@ from manyheads.run import make_trainer  # noqa: E402
 address, browser, page = shared.address, shared.browser, shared.page  # fixtures
 expect, visit = shared.expect, shared.visit
 PLACE = "/watch?run=translator"
+LAST = "&step=30"  # does not play when it opens
 KINDS = ("translator", "writer", "pictures")
 # Draws one moment on a context that records ribbons (widths), cells (opacity) and texts.
 DRAWN = """async ({ run, at, layer }) => {
@@ -41,8 +42,9 @@ DRAWN = """async ({ run, at, layer }) => {
   const drawn = { ribbons: [], cells: [], texts: [] };
   const recorder = new Proxy(document.createElement("canvas").getContext("2d"), {
     get: (target, name) => {
-      if (name === "bezierCurveTo") return () => drawn.ribbons.push(target.lineWidth);
       const { fillStyle, globalAlpha } = target;
+      if (name === "bezierCurveTo")
+        return () => drawn.ribbons.push([target.lineWidth, globalAlpha]);
       if (name === "fillRect") return () => drawn.cells.push([fillStyle, globalAlpha]);
       if (name === "fillText") return (text) => drawn.texts.push(text);
       const value = target[name];
@@ -92,9 +94,12 @@ def test_ribbons_are_as_wide_as_the_weights(page: Any, folder: Path) -> None:
         weights = attention(recorded[at]["sentences"][0])[1]
         expected = weights[weights >= LEAST]
         drawing = page.evaluate(DRAWN, {"run": "translator", "at": at, "layer": 1})
-        drawn = np.array(drawing["ribbons"])
+        drawn, opacity = np.array(drawing["ribbons"]).T
         assert len(drawn) == len(expected)
         assert np.allclose(drawn / drawn.max(), expected / expected.max(), atol=1e-6)
+        order = np.argsort(expected)
+        assert (np.diff(opacity[order]) >= -1e-6).all()  # weak links are fainter
+        assert opacity[order][0] < 0.5 * (0.12 + 0.66)
 
 
 def test_arcs_and_maps_of_a_language_model_are_the_weights(page: Any, folder: Path) -> None:
@@ -105,7 +110,7 @@ def test_arcs_and_maps_of_a_language_model_are_the_weights(page: Any, folder: Pa
         weights = attention(recorded[at]["sentences"][0])[0]
         earlier = weights[:, np.tri(weights.shape[-1], k=-1, dtype=bool)]
         expected = earlier[earlier >= LEAST_ARC]
-        drawn = np.array(drawing["ribbons"])
+        drawn, _ = np.array(drawing["ribbons"]).T
         assert len(drawn) == len(expected)
         assert np.allclose(drawn / drawn.max(), expected / expected.max(), atol=1e-6)
         for colour, head in zip(COLOURS, weights, strict=True):
@@ -126,6 +131,7 @@ def test_pictures_have_the_probabilities_and_weights_of_the_probe(page: Any, fol
         for colour, head in zip(COLOURS, attention(example)[0], strict=True):
             opacity = [alpha for style, alpha in drawing["cells"] if style == colour]
             assert np.allclose(opacity, 0.85 * head.ravel(), atol=1e-6)
+    visit(page, f"/watch?run=pictures{LAST}")
     name, share = recorded[-1]["sentences"][0]["probabilities"][0]
     status = page.locator(".watch-figure .readout")
     expect(status).to_have_text(f"step 30: {name}, {int(100 * share + 0.5)} %")
@@ -147,7 +153,7 @@ def test_a_click_chooses_another_picture(page: Any) -> None:
 
 
 def test_scrubbing_changes_step_and_translation(page: Any, folder: Path) -> None:
-    visit(page, PLACE)
+    visit(page, f"{PLACE}{LAST}")
     canvas, recorded = page.locator("canvas.watch"), probes(folder)
     expect(canvas).to_have_attribute("aria-valuenow", "30")
     page.locator("main").press("Home")
@@ -207,6 +213,33 @@ def test_scrubbing_40_probes_at_30_frames_a_second(page: Any, folder: Path, run:
     assert (clock() - begun) / len(steps) < 1 / 30
 
 
+PACE = """async ({ run, share }) => {
+  const { pace } = await import("/page/watchstory.js");
+  const answer = await (await fetch(`/api/probes?run=${run}&since=0`)).json();
+  return pace({ run, probes: answer.records, sentences: answer.sentences })(share);
+}"""
+
+
+def test_it_begins_by_playing_once(page: Any) -> None:
+    """From step 0 to the last one; not again when another layer is chosen."""
+    visit(page, PLACE)
+    canvas, button = page.locator("canvas.watch"), page.get_by_role("button", name="Stop")
+    expect(button).to_be_visible()
+    assert int(canvas.get_attribute("aria-valuenow")) < 30
+    expect(canvas).to_have_attribute("aria-valuenow", "30", timeout=9000)
+    expect(page.get_by_role("button", name="Play")).to_be_visible()
+    page.locator(".tabs button").first.click()  # another layer
+    expect(canvas).to_have_attribute("aria-valuenow", "30")
+    expect(button).to_have_count(0)
+
+
+def test_reduced_motion_begins_at_the_last_step(page: Any) -> None:
+    page.emulate_media(reduced_motion="reduce")
+    visit(page, PLACE)
+    expect(page.locator("canvas.watch")).to_have_attribute("aria-valuenow", "30")
+    expect(page.get_by_role("button", name="Play")).to_be_visible()
+
+
 def test_space_plays_the_training_in_six_seconds(page: Any, folder: Path) -> None:
     """Seen for a quarter of it: the step is that of the clock, in frames of a thirtieth second."""
     visit(page, with_40_probes(folder, "translator"))
@@ -236,7 +269,8 @@ def test_space_plays_the_training_in_six_seconds(page: Any, folder: Path) -> Non
     )["records"]
     now = int(page.locator("canvas.watch").get_attribute("aria-valuenow"))
     place = np.interp(now, [one["step"] for one in steps], range(40))
-    assert abs(place - 39 * seconds / 6) < 3
+    due = page.evaluate(PACE, {"run": "long-translator", "share": seconds / 6})
+    assert abs(place - due) < 3
     assert position > 4  # frames between, not a jump
     assert (clock() - begun) / frames < 1 / 30
 
@@ -297,7 +331,7 @@ def test_a_new_probe_appears_by_itself(page: Any, folder: Path, run: str) -> Non
 
 
 def test_removing_a_head_in_the_past(page: Any, folder: Path) -> None:
-    visit(page, f"{PLACE}&remove=1&layer=0")
+    visit(page, f"{PLACE}&remove=1&layer=0{LAST}")
     with page.expect_response("**/api/probes/removed") as answered:
         page.get_by_role("button", name="1·1").click()
     answer = answered.value.json()

@@ -21,15 +21,15 @@ const { logTicks, smooth, ticks } = await import(`${page}/chart.js`);
 const { byteOf, css, LINES, NOTHING, rgb, scaleFor } = await import(`${page}/colour.js`);
 const { shown, spelled, visible } = await import(`${page}/dom.js`);
 const { csv, wrapped } = await import(`${page}/exports.js`);
-const { cellOf, limited, reordered } = await import(`${page}/fitting.js`);
+const { cellOf, coverages, greatestHead, limited, reordered, tellingCell } = await import(`${page}/fitting.js`);
 const { diagram, headDiagram, headOf, pathOf, sublayers } = await import(`${page}/flowlayout.js`);
 const { fillStory, goldCells, halfOf, lossStory, musicStory, nearShare, orderOf, outcomeOf, ownVoice, pictureStory, positionStory, wordsOf } = await import(`${page}/insights.js`);
 const { mathml } = await import(`${page}/math.js`);
 const { strongest } = await import(`${page}/lines.js`);
 const { address, change, onChange, pageName, read } = await import(`${page}/state.js`);
-const { compared } = await import(`${page}/tokens.js`);
 const { boxesFor } = await import(`${page}/tree.js`);
 const { mostReordered } = await import(`${page}/watchparts.js`);
+const { compared, captionOf, milestones, moved, pace } = await import(`${page}/watchstory.js`);
 
 test("ticks are round numbers inside the range", () => {
   assert.deepEqual(ticks(0, 10), [0, 2, 4, 6, 8, 10]);
@@ -82,8 +82,8 @@ test("the layout of Flow keeps every box inside, apart from the others, and conn
   const columns = [stack("encoder", ["self", "feedforward"]), stack("decoder", ["self", "cross", "feedforward"])];
   assert.deepEqual(sublayers(columns[1]), ["self", "cross", "feedforward"]);
   for (const width of [420, 760, 1200]) {
-    for (const zoom of ["model", "layer"]) {
-      const { nodes, edges, buses, height } = diagram(columns, { layer: 0, zoom, width });
+    for (const [zoom, limit] of [["model", Infinity], ["layer", Infinity], ["layer", 700], ["layer", 0]]) {
+      const { nodes, edges, buses, height } = diagram(columns, { layer: 0, zoom, width, limit, chosen: "decoder.cross.weights" });
       for (const { x, y, width: wide, height: tall } of nodes) {
         assert.ok(x >= -0.5 && y >= 0 && x + wide <= width + 0.5 && y + tall <= height, `${zoom} ${width}`);
       }
@@ -102,6 +102,17 @@ test("the layout of Flow keeps every box inside, apart from the others, and conn
   }
   const head = headDiagram(columns[0], "self", { layer: 0, width: 900, rows: 3 });
   assert.ok(head.nodes.some((node) => node.box.name === "encoder.self.scores"));
+});
+
+test("a diagram that is too high closes parts, the chosen one last", () => {
+  const count = (made, kind) => made.nodes.filter((node) => node.kind === kind).length;
+  const how = { layer: 1, zoom: "layer", width: 740, chosen: "decoder.cross.weights" };
+  const columns = [stack("encoder", ["self", "feedforward"]), stack("decoder", ["self", "cross", "feedforward"])];
+  const free = diagram(columns, how);
+  const fitted = diagram(columns, { ...how, limit: free.height - 60 });
+  assert.ok(fitted.height < free.height);
+  assert.ok(count(fitted, "closed") > 0);
+  assert.ok(fitted.nodes.some((node) => node.box?.name === "decoder.cross.weights"));
 });
 
 test("paths go through their points, and arrow heads end there", () => {
@@ -164,6 +175,44 @@ test("first states show where word orders differ", () => {
   const sentences = ["a b .", "c d .", "e f ."].map((text) => ({ target_tokens: text.split(" ") }));
   const story = { sentences, probes: [{ sentences: [probed("a b .", straight), probed("x d .", crossed), probed("e f .", crossed)] }] };
   assert.equal(mostReordered(story), 2); // the second is not translated as its reference
+});
+
+test("what Watch says is computed from the probes", () => {
+  const target = ["Er", " wird", " heute", " gehen", ".", "</s>"];
+  const source = ["He", " will", " go", " today", ".", "</s>"];
+  const attends = (...columns) => columns.flatMap((column) => source.map((_, at) => (at === column ? 255 : 0)));
+  const probe = (text, loss, ...columns) => {
+    const sentence = { tokens: text, log_probs: text.map(() => -1), reference_log_probs: target.map(() => -loss), shape: [1, 1, 6, 6], weights: attends(...columns) };
+    return { step: 10 * loss, alignment_error: [[loss / 10]], sentences: [sentence] };
+  };
+  const still = [5, 5, 5, 5, 5, 5];
+  const crossed = [0, 1, 3, 2, 4, 5];
+  const far = [3, 1, 3, 0, 4, 5]; // “gehen” from the first word, “Er” from the fourth
+  const story = { run: "r", sentences: [{ source_tokens: source, target_tokens: target }], probes: [probe([], 9, ...still), probe([" wird", "</s>"], 8, ...still), probe(target, 1, ...crossed), probe(target, 1, ...far)] };
+  const moment = (at) => ({ at, sentence: 0, layer: 0, hidden: new Set(), token: -1, focus: -1 });
+  assert.match(captionOf(story, moment(0)), /nothing/);
+  assert.match(captionOf(story, moment(1)), /^1 of 5 tokens are right\. Head 1·1 aligns best: 20 %/);
+  assert.match(captionOf(story, moment(2)), /^All 5 tokens are right\. Each word attends/);
+  assert.equal(moved(story, moment(2)), null); // by one position only
+  const found = moved(story, moment(3));
+  assert.deepEqual([found.row, found.column, found.last], [3, 0, true]); // the end of the clause comes first
+  assert.match(captionOf(story, moment(3)), /“gehen” comes last in its clause: it attends to “He”/);
+  assert.deepEqual(milestones(story, 0), [{ at: 1, text: "first words" }, { at: 2, text: "all right" }]);
+  const position = pace(story);
+  assert.equal(position(0), 0);
+  assert.equal(position(1), 3);
+  const taken = (from, to) => Array.from({ length: 1001 }, (_, n) => position(n / 1000)).filter((at) => at >= from && at < to).length;
+  assert.ok(taken(1, 2) > taken(0, 1)); // slow where the loss changes most
+});
+
+test("heads that cover the source, and the cell to begin with", () => {
+  const tokens = ["a", "b", "</s>"];
+  const one = [255, 0, 0, 0, 255, 0]; // two rows
+  const other = [0, 0, 255, 0, 0, 255]; // only the end token
+  const covered = coverages({ shape: [2, 1, 2, 3], values: [...other, ...one] }, tokens);
+  assert.deepEqual(covered, [[0], [1]]);
+  assert.deepEqual(greatestHead(covered), [1, 0]);
+  assert.deepEqual(tellingCell(["x", "y"], ["a", "b"], [0.1, 0.9, 0.2, 0.1]), [0, 1]);
 });
 
 test("numbers, subwords and files", () => {

@@ -12,10 +12,11 @@ export class Figure {
   constructor(kind) {
     this.name = "";
     this.heading = element("h2");
+    this.insight = element("p", { class: "insight", hidden: true });
     this.output = element("output", { class: "readout", "aria-live": "polite" });
     this.tools = element("div", { class: "tools" }, saving(() => this));
     this.below = element("div", { class: "below" }, this.output, this.tools);
-    this.root = element("figure", { class: kind, hidden: true }, element("figcaption", {}, this.heading), this.below);
+    this.root = element("figure", { class: kind, hidden: true }, element("figcaption", {}, this.heading), this.insight, this.below);
   }
 
   /** Puts elements between the heading and the read-out. @param {...Node} parts */
@@ -23,10 +24,12 @@ export class Figure {
     this.below.before(...parts);
   }
 
-  /** Shows the figure under this heading. @param {string} title */
-  open(title) {
+  /** Shows the figure under this heading. @param {string} title @param {string} [insight] what there is to see, in a sentence */
+  open(title, insight = "") {
     this.root.hidden = false;
     this.heading.textContent = title;
+    this.insight.textContent = insight;
+    this.insight.hidden = insight === "";
   }
 
   get title() {

@@ -3,6 +3,7 @@
 import { html, put } from "./dom.js";
 import { fits, pageOf } from "./pages.js";
 import { lead, missing, usableRuns } from "./runs.js";
+import { farthest, isWord } from "./watchstory.js";
 
 /**
  * The runs that a page supports, and the one to show: the run in the URL, or the first if the URL
@@ -65,6 +66,7 @@ export function cellOf(text, otherwise = [0, 0]) {
 /**
  * The first cell of an alignment to show: the weight above ½ that is farthest from the diagonal, where word orders
  * differ. The last row, the end token, aligns with nothing. If no weight is above ½, the greatest one. @param {ArrayLike<number>} values row after row @param {number} columns
+ * @returns {[number, number]}
  */
 export function reordered(values, columns) {
   const all = Array.from(values).slice(0, values.length > columns ? -columns : undefined);
@@ -73,4 +75,36 @@ export function reordered(values, columns) {
   const distances = all.map((value, cell) => (value < least ? -1 : Math.abs(Math.floor(cell / columns) / rows - (cell % columns) / columns)));
   const cell = distances.indexOf(distances.reduce((most, one) => Math.max(most, one), -1));
   return [Math.floor(cell / columns), cell % columns];
+}
+
+/**
+ * The first cell of a map to show: the word that has moved farthest; if none has, as `reordered`.
+ * @param {string[]} rows @param {string[]} columns tokens @param {ArrayLike<number>} values row after row @returns {[number, number]}
+ */
+export function tellingCell(rows, columns, values) {
+  const word = farthest(rows, columns, (row, column) => values[row * columns.length + column]);
+  return word ? [word.row, word.column] : reordered(values, columns.length);
+}
+
+/**
+ * How well each head of cross-attention covers the words of the source: the mean over words of the greatest weight.
+ * @param {{shape: number[], values: ArrayLike<number>}} maps layers, heads, queries, keys; bytes @param {string[]} tokens of the source
+ * @returns {number[][]} layers, heads
+ */
+export function coverages({ shape: [layers, heads, rows, columns], values }, tokens) {
+  const words = tokens.flatMap((token, column) => (isWord(token) ? [column] : []));
+  const greatest = (map, column) => {
+    let most = 0;
+    for (let row = 0; row < rows; row++) most = Math.max(most, values[(map * rows + row) * columns + column]);
+    return most / 255;
+  };
+  const covered = (map) => words.reduce((sum, column) => sum + greatest(map, column), 0) / (words.length || 1);
+  return Array.from({ length: layers }, (_, layer) => Array.from({ length: heads }, (__, head) => covered(layer * heads + head)));
+}
+
+/** Layer and head of the greatest number. @param {number[][]} numbers @returns {[number, number]} */
+export function greatestHead(numbers) {
+  const all = numbers.flat();
+  const at = all.indexOf(Math.max(...all));
+  return [Math.floor(at / numbers[0].length), at % numbers[0].length];
 }

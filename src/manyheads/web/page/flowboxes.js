@@ -74,7 +74,7 @@ export class FlowBoxes extends Figure {
     this.root.dataset.stage = "Diagram";
     this.fill(this.frame);
     this.output.replaceWith(legend);
-    new ResizeObserver(() => this.boxes && this.room() !== this.drawn && this.draw()).observe(this.frame);
+    new ResizeObserver(() => this.boxes && `${this.room()} ${this.limit()}` !== this.fitted && this.draw()).observe(this.frame);
   }
 
   /**
@@ -93,14 +93,26 @@ export class FlowBoxes extends Figure {
     /** @type {Map<string, number[]>} */
     this.ranges = new Map();
     this.columns = [...new Set(boxes.map((box) => box.column))];
-    const where = { model: "all layers", layer: `layer ${how.layer + 1}, head ${how.head + 1}`, head: `layer ${how.layer + 1}, head ${how.head + 1}` }[how.zoom];
-    this.open(`${this.columns.map(nameOf).join(" and ")}: ${where}`);
+    this.where = { model: "all layers", layer: `layer ${how.layer + 1}, head ${how.head + 1}`, head: `layer ${how.layer + 1}, head ${how.head + 1}` }[how.zoom];
+    this.open("");
     this.name = "flow";
     this.draw();
   }
 
   room() {
     return Math.max(280, (this.frame.clientWidth || 640) - 2);
+  }
+
+  isStaged() {
+    return this.root.classList.contains("staged");
+  }
+
+  /** The height that the window, or the stage, has for the diagram; a phone scrolls. */
+  limit() {
+    if (this.isStaged()) return this.root.clientHeight - 44;
+    if (innerWidth < 960) return 0;
+    const top = this.frame.getBoundingClientRect().top + scrollY;
+    return Math.max(380, innerHeight - top - 66);
   }
 
   /** The attention that the zoom “head” shows. */
@@ -114,10 +126,15 @@ export class FlowBoxes extends Figure {
     const within = this.plane.contains(document.activeElement);
     const width = (this.drawn = this.room());
     const column = this.box.column;
-    this.made =
-      this.zoom === "head"
-        ? headDiagram(column, this.attention(), { layer: Math.min(this.layer, column.layers - 1), width, rows: column.tokens.length })
-        : diagram(this.columns, { layer: this.layer, zoom: this.zoom, width });
+    const limit = this.limit();
+    this.fitted = `${width} ${limit}`;
+    this.isHead = this.zoom === "head" || (this.isStaged() && this.box.name.startsWith(`${column.name}.${this.attention()}.`));
+    // A step of the tour has room for one column.
+    const columns = width < 560 && this.root.closest(".live") ? [column] : this.columns;
+    this.heading.textContent = `${(this.isHead ? [column] : columns).map(nameOf).join(" and ")}: ${this.where}`;
+    this.made = this.isHead
+      ? headDiagram(column, this.attention(), { layer: Math.min(this.layer, column.layers - 1), width, rows: column.tokens.length, limit })
+      : diagram(columns, { layer: this.layer, zoom: this.zoom, width, limit, chosen: this.box.name });
     const { nodes, height } = this.made;
     const svg = svgElement({ width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
     svg.innerHTML = this.lines((kind) => `var(--${kind})`);
@@ -147,9 +164,9 @@ export class FlowBoxes extends Figure {
       const on = from === this.box.name || to === this.box.name;
       inside += `<g class="edge ${kind}${on ? " on" : ""}" data-from="${from}" data-to="${to}"><path d="${pathOf(points)}" fill="none" stroke="${colour(kind)}" stroke-width="${on ? 3 : 1.6}"/><path d="${headOf(points)}" fill="${colour(kind)}"/></g>`;
     }
-    for (const { column, x, y, height, norm } of buses) {
+    for (const { x, y, height, norm } of buses) {
       if (height < 26) continue;
-      const left = this.columns.indexOf(column) === 0 || this.zoom === "head";
+      const left = x < this.drawn / 2;
       inside += `<text x="${left ? x - 14 : x + 14}" y="${y + Math.min(height / 2, 34)}" font-size="10" text-anchor="${left ? "end" : "start"}" fill="${colour("quiet")}">${shown(norm, 1)}</text>`;
     }
     for (const { x, y, text, anchor, kind } of texts) {
@@ -157,7 +174,7 @@ export class FlowBoxes extends Figure {
       const look = title === "title" ? `font-size="15" font-weight="700" fill="${colour(name)}"` : `font-size="13" font-weight="700" fill="${colour("text")}"`;
       inside += `<text x="${x}" y="${y}" text-anchor="${anchor}" ${look}>${escaped(text)}</text>`;
     }
-    for (const node of nodes) if (node.kind === "tile" && this.zoom === "head") inside += this.rowLabels(node, colour);
+    for (const node of nodes) if (node.kind === "tile" && this.isHead) inside += this.rowLabels(node, colour);
     return inside;
   }
 
@@ -208,12 +225,16 @@ export class FlowBoxes extends Figure {
     return made;
   }
 
-  /** A sub-layer of a closed layer, with a small map of each head. */
-  closed({ of, layer, column }) {
-    const open = (what, head) => () => this.choose(`${column.name}.${of}.${what}`, { layer: String(layer), zoom: "layer", ...(head === undefined ? {} : { head: String(head) }) });
-    const words = element("button", { type: "button", class: "quiet", "aria-label": `Open layer ${layer + 1} of the ${column.name}: ${KINDS[of]}`, onclick: open(of === "feedforward" ? "hidden" : "weights") }, KINDS[of]);
-    const maps = this.heads.get(`${column.name}.${of}.weights`);
-    return element("div", { class: "closed" }, words, ...(maps ? this.thumbnails(maps, layer, open) : []));
+  /** A closed layer, or a part of one, with a small map of each head. */
+  closed({ of, layer, column, title }) {
+    const parts = sublayers(column);
+    const attention = of !== "layer" ? of : parts.includes("cross") ? "cross" : "self";
+    const open = (what, head) => () => this.choose(`${column.name}.${what}`, { layer: String(layer), zoom: "layer", ...(head === undefined ? {} : { head: String(head) }) });
+    const first = { feedforward: "feedforward.hidden", input: "input" }[of] ?? `${attention}.weights`;
+    const label = of === "input" ? `Open the embeddings of the ${column.name}` : `Open layer ${layer + 1} of the ${column.name}${of === "layer" ? "" : `: ${KINDS[of]}`}`;
+    const words = element("button", { type: "button", class: "quiet", "aria-label": label, onclick: open(first) }, title ?? KINDS[of]);
+    const maps = this.heads.get(`${column.name}.${attention}.weights`);
+    return element("div", { class: "closed" }, words, ...(maps ? this.thumbnails(maps, layer, (head) => open(`${attention}.weights`, head)) : []));
   }
 
   thumbnails({ shape, values }, layer, open) {
@@ -222,7 +243,7 @@ export class FlowBoxes extends Figure {
       const canvas = element("canvas", { "aria-hidden": "true" });
       const from = (layer * heads + head) * rows * columns;
       paint(canvas, values.subarray(from, from + rows * columns), rows, columns);
-      return element("button", { type: "button", class: "thumb", tabindex: "-1", title: `head ${head + 1}`, "aria-label": `layer ${layer + 1}, head ${head + 1}`, onclick: open("weights", head) }, canvas);
+      return element("button", { type: "button", class: "thumb", tabindex: "-1", title: `head ${head + 1}`, "aria-label": `layer ${layer + 1}, head ${head + 1}`, onclick: open(head) }, canvas);
     });
   }
 
@@ -258,7 +279,7 @@ export class FlowBoxes extends Figure {
         inside += `<image x="${x}" y="${y}" width="${width}" height="${height - 22}" preserveAspectRatio="none" image-rendering="pixelated" href="${image}"/><rect x="${x}" y="${y}" width="${width}" height="${height - 22}" fill="none" stroke="#777"/>${label(box.title, y + height - 8)}`;
       } else if (kind === "sum") inside += `<circle cx="${x + width / 2}" cy="${y + height / 2}" r="${width / 2}" fill="#fff" stroke="#111"/>${label("+", y + height / 2 + 4)}`;
       else if (kind === "tokens") inside += label(box.column.tokens.map(visible).join(" ").slice(0, width / 6), y + 18);
-      else inside += `<rect x="${x}" y="${y}" width="${width}" height="${height}" rx="5" fill="${css(0)}" stroke="#999"/>${label(KINDS[node.of], y + height / 2 + 4)}`;
+      else inside += `<rect x="${x}" y="${y}" width="${width}" height="${height}" rx="5" fill="${css(0)}" stroke="#999"/>${label(node.title ?? KINDS[node.of], y + height / 2 + 4)}`;
     }
     const { width, height } = this.made;
     return { width: width + 20, height: height + 10, inside: `<g transform="translate(10 0)">${inside}</g>` };

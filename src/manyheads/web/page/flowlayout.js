@@ -4,7 +4,9 @@
 const BUS = 52; // the margin with the bus and its numbers
 const WIDEST = 22; // the bus where ‖x‖ is greatest
 const LABEL = 22; // the title of a group
-const THIN = 40; // a sub-layer of a closed layer
+const THIN = 32; // a closed layer, or a closed part of one
+const MOST_DETAIL = 3; // the level that closes most
+const NAMES = { self: "self-attention", cross: "cross-attention", feedforward: "feed-forward" };
 export const SUM = 22; // a ⊕
 const NARROW = 560; // below this width the decoder is under the encoder
 
@@ -21,11 +23,11 @@ const NARROW = 560; // below this width the decoder is under the encoder
  * @typedef {object} Node a box with its rectangle
  * @property {string} kind "tile", "sum", "tokens" or "closed" @property {Box|null} box
  * @property {number} x @property {number} y @property {number} width @property {number} height
- * @property {string} [of] @property {number} [layer] @property {Column} [column] of a closed layer
+ * @property {string} [of] @property {string} [title] @property {number} [layer] @property {Column} [column] of a closed layer
  * @typedef {{x: number, y: number, width: number, height: number, title: string, layer: number, column: Column}} Group
  * @typedef {{x: number, y: number, text: string, anchor: string, kind: string}} Text
  * @typedef {{nodes: Node[], edges: Edge[], buses: Bus[], groups: Group[], texts: Text[], width: number, height: number, encoderEnd?: {x: number, y: number, width: number, height: number}}} Diagram
- * @typedef {{x: number, wide: number, mirrored: boolean, most: number, layer: number, zoom: string, gutter: number, stacked?: boolean, tall?: number, labels?: number}} How
+ * @typedef {{x: number, wide: number, mirrored: boolean, most: number, layer: number, zoom: string, gutter: number, stacked?: boolean, level?: number, chosen?: string, tall?: number, labels?: number}} How
  * @typedef {{points: number[][], kind: string, from: string, to: string}} Edge the last point has the arrow
  * @typedef {{column: Column, x: number, y: number, height: number, width: number, norm: number}} Bus
  */
@@ -36,36 +38,47 @@ export function sublayers(column) {
 }
 
 /**
- * Lays out all columns.
- * @param {Column[]} columns of the manifest @param {{layer: number, zoom: string, width: number}} how
+ * Lays out all columns. If they are higher than `limit`, parts close until they fit: first all sub-layers but
+ * the chosen one, then all other layers, then the embeddings.
+ * @param {Column[]} columns of the manifest
+ * @param {{layer: number, zoom: string, width: number, limit?: number, chosen?: string}} how
  */
-export function diagram(columns, { layer, zoom, width }) {
+export function diagram(columns, { layer, zoom, width, limit = Infinity, chosen = "" }) {
   const stacked = columns.length > 1 && width < NARROW;
   const gutter = columns.length > 1 ? (stacked ? 16 : 34) : 0;
-  const wide = stacked || columns.length === 1 ? Math.min(width - gutter, 560) : (width - gutter) / 2;
+  const wide = stacked || columns.length === 1 ? Math.min(width - gutter - 8, 560) : (width - gutter) / 2;
   const most = Math.max(...columns.flatMap((column) => Object.values(column.norms).flat()));
-  /** @type {Diagram} */
-  const made = { nodes: [], edges: [], buses: [], groups: [], texts: [], width, height: 0 };
-  let top = 0;
-  columns.forEach((column, at) => {
-    const mirrored = columns.length > 1 && at === columns.length - 1;
-    const x = stacked ? gutter : columns.length === 1 ? Math.max(0, (width - wide) / 2) : at * (wide + gutter);
-    const drawn = new ColumnLayout(made, column, { x, wide, mirrored, most, layer, zoom, gutter: x - gutter / 2, stacked });
-    const bottom = drawn.run(stacked ? top : 0);
-    top = bottom + 24;
-    made.height = Math.max(made.height, bottom + 6);
-  });
+  /** @param {Diagram} into @param {number} level @returns {number} the height */
+  const run = (into, level) => {
+    let [top, height] = [0, 0];
+    columns.forEach((column, at) => {
+      const mirrored = columns.length > 1 && at === columns.length - 1;
+      const x = stacked ? gutter : columns.length === 1 ? Math.max(0, (width - wide) / 2) : at * (wide + gutter);
+      const how = { x, wide, mirrored, most, layer, zoom, gutter: x - gutter / 2, stacked, chosen, level };
+      const bottom = new ColumnLayout(into, column, how).run(stacked ? top : 0);
+      top = bottom + 24;
+      height = Math.max(height, bottom + 6);
+    });
+    return height;
+  };
+  /** @returns {Diagram} */
+  const empty = () => ({ nodes: [], edges: [], buses: [], groups: [], texts: [], width, height: 0 });
+  let level = 0;
+  while (zoom === "layer" && level < MOST_DETAIL && run(empty(), level) > limit) level++;
+  const made = empty();
+  made.height = run(made, level);
   return made;
 }
 
 /** The layout of one attention over the full width, with tiles high enough for token labels. */
-export function headDiagram(column, kind, { layer, width, rows }) {
+export function headDiagram(column, kind, { layer, width, rows, limit = Infinity }) {
   /** @type {Diagram} */
   const made = { nodes: [], edges: [], buses: [], groups: [], texts: [], width, height: 0 };
   const most = Math.max(...Object.values(column.norms).flat());
-  const tall = Math.max(96, Math.min(230, 14 * rows));
+  const lines = column.boxes.some((box) => box.name === `${column.name}.${kind}.masked`) ? 3 : 2;
+  const tall = Math.max(40, Math.min(Math.max(96, Math.min(230, 14 * rows)), (limit - 56) / lines - 42));
   const labels = width < NARROW ? 0 : 62;
-  const drawn = new ColumnLayout(made, column, { x: 0, wide: width, mirrored: false, most, layer, zoom: "layer", gutter: 8, tall, labels });
+  const drawn = new ColumnLayout(made, column, { x: 0, wide: width - 8, mirrored: false, most, layer, zoom: "layer", gutter: 8, tall, labels });
   drawn.y = 4;
   drawn.stream.push({ y: 4, norm: drawn.entering(kind, layer) });
   drawn.attention(kind, layer);
@@ -76,7 +89,7 @@ export function headDiagram(column, kind, { layer, width, rows }) {
 
 class ColumnLayout {
   /** @param {Diagram} made @param {Column} column @param {How} how */
-  constructor(made, column, { x, wide, mirrored, most, layer, zoom, gutter, stacked = false, tall, labels = 0 }) {
+  constructor(made, column, { x, wide, mirrored, most, layer, zoom, gutter, stacked = false, level = 0, chosen = "", tall, labels = 0 }) {
     this.made = made;
     this.column = column;
     this.x = x;
@@ -88,6 +101,8 @@ class ColumnLayout {
     this.gutter = gutter;
     this.stacked = stacked;
     this.labels = labels;
+    this.level = level;
+    this.chosen = chosen;
     this.gap = 10;
     this.left = this.mirrored ? this.x : this.x + BUS;
     this.inner = this.wide - BUS;
@@ -116,10 +131,11 @@ class ColumnLayout {
   run(top) {
     const { column, made } = this;
     made.texts.push({ x: this.mirrored ? this.x + this.wide : this.x, y: top + 18, text: titleOf(column), anchor: this.mirrored ? "end" : "start", kind: `title ${column.name}` });
-    this.y = top + 28;
+    this.y = top + 26;
     this.before();
     for (let layer = 0; layer < column.layers; layer++) {
       if (this.zoom === "layer" && layer === Math.min(this.layer, column.layers - 1)) this.open(layer);
+      else if (this.level > 1) this.row("layer", layer, `Layer ${layer + 1}`);
       else this.closed(layer);
     }
     this.after();
@@ -148,11 +164,15 @@ class ColumnLayout {
 
   before() {
     const { inner, left } = this;
-    const lines = Math.ceil((this.column.tokens.join("").length * 7.2 + this.column.tokens.length * 8 + 20) / inner);
+    const lines = Math.ceil((this.column.tokens.join("").length * 6.9 + this.column.tokens.length * 5 + 14) / inner);
     const height = 8 + 19 * Math.min(3, Math.max(1, lines));
     const tokens = { box: this.column.boxes[0], kind: "tokens", x: left, y: this.y, width: inner, height };
     this.made.nodes.push(tokens);
-    this.y += height + 18;
+    this.y += height + (this.level > 2 ? 12 : 18);
+    if (this.level > 2 && !["embedding", "position", "segment", "input"].some((what) => this.box(what)?.name === this.chosen)) {
+      this.edge([[middle(tokens), tokens.y + height], [middle(tokens), this.y]], "stream", "tokens", "embedding");
+      return this.row("input", 0, "Embedding and position");
+    }
     const parts = ["embedding", "position", "segment"].filter((what) => this.box(what));
     const nodes = parts.map((what, at) => this.add(this.box(what), at, this.y));
     this.edge([[middle(nodes[0]), tokens.y + height], [middle(nodes[0]), this.y]], "stream", "tokens", "embedding");
@@ -183,19 +203,24 @@ class ColumnLayout {
   closed(layer) {
     const first = this.y;
     this.y += LABEL;
-    for (const kind of sublayers(this.column)) {
-      const node = { box: null, kind: "closed", of: kind, layer, column: this.column, x: this.left, y: this.y, width: this.inner, height: THIN };
-      this.made.nodes.push(node);
-      const [side, enter, leave] = [this.mirrored ? node.x + node.width : node.x, this.y + 9, this.y + THIN - 8];
-      this.edge([[this.busX, enter], [side, enter]], "stream", "bus", kind);
-      this.edge([[side, leave], [this.toward(7), leave]], "stream", kind, "bus");
-      if (kind === "cross") this.fromEncoder([[this.mirrored ? node.x : node.x, this.y + THIN / 2]], layer);
-      this.made.texts.push({ x: this.busX, y: leave + 4, text: "+", anchor: "middle", kind: "plus" });
-      this.stream.push({ y: leave, norm: this.normOf(kind, layer) });
-      this.y += THIN + 10;
-    }
-    this.group(first, this.y - 4, `Layer ${layer + 1}`, layer);
-    this.y += 10;
+    for (const kind of sublayers(this.column)) this.row(kind, layer);
+    this.group(first, this.y - 2, `Layer ${layer + 1}`, layer);
+    this.y += 8;
+  }
+
+  /** One line for a closed layer, a part of one, or the embeddings. @param {string} of @param {string} [title] */
+  row(of, layer, title) {
+    const kinds = { input: [], layer: sublayers(this.column) }[of] ?? [of];
+    const node = { box: null, kind: "closed", of, title, layer, column: this.column, x: this.left, y: this.y, width: this.inner, height: THIN };
+    this.made.nodes.push(node);
+    const [side, enter, leave] = [this.mirrored ? node.x + node.width : node.x, this.y + 7, this.y + THIN - 7];
+    if (of !== "input") this.edge([[this.busX, enter], [side, enter]], "stream", "bus", of);
+    this.edge([[side, leave], [this.toward(7), leave]], "stream", of, "bus");
+    if (kinds.includes("cross")) this.fromEncoder([[node.x, this.y + THIN / 2]], layer);
+    this.made.texts.push({ x: this.busX, y: leave + 4, text: "+", anchor: "middle", kind: "plus" });
+    if (of === "input") this.stream.push({ y: leave, norm: this.column.norms[`${this.place}.input`][0] });
+    kinds.forEach((kind, at) => this.stream.push({ y: enter + ((leave - enter) * (at + 1)) / kinds.length, norm: this.normOf(kind, layer) }));
+    this.y += THIN + 8;
   }
 
   group(top, bottom, title, layer) {
@@ -203,10 +228,14 @@ class ColumnLayout {
   }
 
   open(layer) {
-    for (const kind of sublayers(this.column)) {
-      if (kind === "feedforward") this.feedforward(layer);
+    const kinds = sublayers(this.column);
+    const [stack, part] = this.chosen.split(".");
+    const shown = stack === this.place && kinds.includes(part) ? part : kinds.includes("cross") ? "cross" : "self";
+    for (const kind of kinds) {
+      if (this.level > 0 && kind !== shown) this.row(kind, layer, `Layer ${layer + 1}, ${NAMES[kind]}`);
+      else if (kind === "feedforward") this.feedforward(layer);
       else this.attention(kind, layer);
-      this.y += 10;
+      if (this.level === 0 || kind === shown) this.y += 10;
     }
   }
 
@@ -292,8 +321,7 @@ class ColumnLayout {
     this.sum(`${kind}.sum`, end, this.normOf(kind, layer));
     this.y = row(last) + this.tall + 22 + 12;
     if (norm && post) this.postNorm(kind);
-    const name = { self: "self-attention", cross: "cross-attention" }[kind];
-    this.group(first, this.y, `Layer ${layer + 1}, ${name}`, layer);
+    this.group(first, this.y, `Layer ${layer + 1}, ${NAMES[kind]}`, layer);
   }
 
   /** The norm after a sum: from the bus and back to it. */

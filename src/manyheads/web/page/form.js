@@ -36,7 +36,7 @@ export class TextAndTarget {
   constructor(forgotten = {}) {
     this.text = textArea("text", forgotten);
     this.target = textArea("target", forgotten);
-    this.targetLabel = field("Target (empty: the model’s own output)", this.target);
+    this.targetLabel = field("Target (empty: the model’s own)", this.target);
     this.root = element("div", { class: "pair" }, field("Text", this.text), this.targetLabel);
   }
 

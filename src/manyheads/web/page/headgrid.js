@@ -8,7 +8,29 @@ import { Figure, onArrow } from "./figure.js";
  * @typedef {object} AttentionMap of the manifest of a trace
  * @property {string} name @property {number} layers @property {number} heads @property {string[]} rows
  * @property {string[]} columns @property {Record<string, number[][]>} statistics @property {boolean} [rollout]
+ * @property {number[][]} [covered] in cross-attention the share of the source's words that each head covers
  */
+
+const MOST = 0.5; // of the weight, from which a head has a role
+
+/**
+ * What a head does, from its statistics: a short name, and a sentence.
+ * @param {AttentionMap} map @param {number} layer @param {number} head @returns {{name: string, sentence: string}}
+ */
+export function roleOf({ statistics, covered }, layer, head) {
+  const of = (name) => statistics[name]?.[layer][head] ?? NaN;
+  const percent = (name) => `${Math.round(100 * of(name))} %`;
+  const among = 2 ** of("entropy");
+  if (covered) {
+    const share = `${Math.round(100 * covered[layer][head])} %`;
+    return { name: `covers ${share}`, sentence: `Covers ${share} of the source words.` };
+  }
+  if (of("previous") >= MOST) return { name: "previous token", sentence: `Looks one token back: ${percent("previous")} of its weight.` };
+  if (of("first") >= MOST) return { name: "first token", sentence: `Rests on the first token: ${percent("first")} of its weight.` };
+  if (of("distance") < MOST) return { name: "itself", sentence: "Each token mostly attends to itself." };
+  if (among < 2.5) return { name: "one token", sentence: "Each token attends to one or two others." };
+  return { name: `${Math.round(among)} tokens`, sentence: `Spreads its weight over about ${Math.round(among)} tokens.` };
+}
 
 export class HeadGrid extends Figure {
   /** What is shown. @type {AttentionMap} */
@@ -36,7 +58,7 @@ export class HeadGrid extends Figure {
     Object.assign(this, { map, by, off, name: `${map.name}-heads` });
     const [, , tall, wide] = bytes.shape;
     const smaller = tall < map.rows.length || wide < map.columns.length ? ", made smaller: each cell is the greatest of several" : "";
-    this.open(`${map.layers} layers × ${map.heads} heads of ${map.name.replace(".", " ")}-attention (layer·head)${smaller}`);
+    this.open(`${map.layers} layers × ${map.heads} heads of ${map.name.replace(".", " ")}-attention${smaller}`);
     /** @type {[number, number][]} */
     const all = Array.from({ length: map.layers * map.heads }, (_, n) => [Math.floor(n / map.heads), n % map.heads]);
     const figure = (/** @type {[number, number]} */ [layer, head]) => map.statistics[by][layer][head];
@@ -70,6 +92,7 @@ export class HeadGrid extends Figure {
       },
       canvas,
       element("span", {}, words),
+      this.by ? null : element("span", { class: "role" }, roleOf(this.map, layer, head).name),
     );
   }
 
@@ -91,7 +114,7 @@ export class HeadGrid extends Figure {
       return (
         `<image x="${x}" y="${y}" width="${size}" height="${size}" preserveAspectRatio="none" ` +
         `image-rendering="pixelated" href="${image}"/>` +
-        `<text x="${x}" y="${y + size + 14}">${escaped(this.buttons[at].textContent)}</text>`
+        `<text x="${x}" y="${y + size + 14}">${escaped(this.buttons[at].querySelector("span").textContent)}</text>`
       );
     });
     const down = Math.ceil(this.order.length / this.across);

@@ -18,19 +18,22 @@ const RING = "#d55e00"; // contrast of 3 or more with both ends of the scale of 
  * @property {number} [low] @property {number} [high] the ends of the colour scale
  * @property {(row: string, column: string, value: string) => string} [says] a cell in words
  * @property {[number, number][]} [rings] cells with a ring
+ * @property {string} [insight] what there is to see, in a sentence
  */
 
 export class HeatMap extends Figure {
   /**
-   * @param {{move?: (row: number, column: number, how: {replace: boolean}) => void, hover?: (row: number, column: number) => void, largest?: number, tallest?: number}} [how]
-   * called when the cursor moves (keys replace the last entry of the history), and when the pointer does; the largest side of a cell, and of the map's height
+   * @param {{move?: (row: number, column: number, how: {replace: boolean}) => void, hover?: (row: number, column: number) => void, largest?: number, tallest?: number, share?: number}} [how]
+   * called when the cursor moves (keys replace the last entry of the history), and when the pointer does; the largest side
+   * of a cell, and of the map's height; the share of the window's height up to which cells grow
    */
-  constructor({ move = () => {}, hover = () => {}, largest = 34, tallest = Infinity } = {}) {
+  constructor({ move = () => {}, hover = () => {}, largest = 34, tallest = Infinity, share = 0.42 } = {}) {
     super("heatmap");
     this.move = move;
     this.hover = hover;
     this.largest = largest;
     this.tallest = tallest;
+    this.share = share;
     this.at = [0, 0];
     /** @type {Required<Matrix>|null} */
     this.matrix = null;
@@ -66,9 +69,9 @@ export class HeatMap extends Figure {
 
   /** @param {Matrix} matrix @param {number[]} [at] the cell to stand on */
   show(matrix, at = this.at) {
-    this.open(matrix.title);
+    this.open(matrix.title, matrix.insight);
     this.name = matrix.name;
-    this.matrix = { low: 0, high: 1, rings: [], says: (r, c, v) => `${r} → ${c}: ${v}`, ...matrix };
+    this.matrix = { low: 0, high: 1, rings: [], says: (r, c, v) => `${r} → ${c}: ${v}`, insight: "", ...matrix };
     const { rows, columns, values, low, high } = this.matrix;
     const bytes = new Uint16Array(values.length);
     this.scale = scaleFor(low, high);
@@ -102,9 +105,9 @@ export class HeatMap extends Figure {
     const fit = Math.floor((room - left - right) / columns.length);
     const staged = this.root.classList.contains("staged"); // as large as the window allows
     // A map grows with its card, as long as it fits the window.
-    const largest = staged ? Math.floor((this.root.clientHeight - top - 76) / rows.length) : Math.max(Math.min(this.largest, Math.max(22, Math.floor((0.42 * innerHeight) / rows.length))), Math.min(60, Math.floor((0.42 * innerHeight) / rows.length)));
+    const largest = staged ? Math.floor((this.root.clientHeight - this.insight.offsetHeight - top - 76) / rows.length) : grown(this.largest, Math.floor((this.share * innerHeight) / rows.length));
     const few = rows.length <= 32 && columns.length <= 32; // words: cells may be wider than tall
-    const cell = Math.max(columns.length > 128 ? 1 : 3, Math.min(staged ? 2.2 * largest : few ? 1.6 * largest : largest, fit));
+    const cell = Math.max(columns.length > 64 ? 1 : 3, Math.min(staged ? 2.2 * largest : few ? 2 * largest : largest, fit));
     const flat = rows.length <= 10 || columns.length > 4 * rows.length;
     const tall = staged || (few && cell > largest) ? Math.min(cell, largest) : flat ? Math.max(cell, Math.min(20, Math.floor(400 / rows.length)) ) : cell;
     const most = staged ? Infinity : Math.max(2, Math.floor(this.tallest / rows.length));
@@ -230,6 +233,9 @@ export class HeatMap extends Figure {
     };
   }
 }
+
+/** The largest side of a cell in a map that grows with the window. */
+const grown = (largest, fitting) => Math.max(Math.min(largest, Math.max(18, fitting)), Math.min(60, fitting));
 
 /** Sets sizes and positions via CSSOM: the Content-Security-Policy forbids style attributes. */
 function assign(one, pixels) {

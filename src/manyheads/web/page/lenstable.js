@@ -30,11 +30,11 @@ export class LensTable extends Figure {
 
   /**
    * @param {{name: string, title: string, rows: string[], given: string[], expected: (string|null)[],
-   *   tokens: string[][], values: number[][], low: number, high: number, what: string}} lens
+   *   insight: string, tokens: string[][], values: number[][], low: number, high: number, what: string}} lens
    * @param {[number, number]} at
    */
   show(lens, at) {
-    this.open(lens.title);
+    this.open(lens.title, lens.insight);
     this.name = lens.name;
     this.lens = lens;
     this.cells = lens.rows.map((_row, layer) => lens.given.map((_column, position) => this.cell(layer, position)));

@@ -1,5 +1,5 @@
 // Attention as lines from queries (left) to keys (right): the largest weights of each query, with the
-// weight as opacity. A single query can be selected.
+// weight as width and opacity. A single query can be selected.
 
 import { LINES } from "./colour.js";
 import { element, escaped, labelled, render, select, shown, svgElement, visible } from "./dom.js";
@@ -7,7 +7,8 @@ import { Figure, onArrow } from "./figure.js";
 
 const ROW = 22; // the height of a token
 const TOPS = ["1", "2", "3", "5", "10"];
-const BETWEEN = 260; // from the left tokens to the right ones, if it fits
+const WIDEST = 9; // a line of weight 1
+const BETWEEN = 320; // from the left tokens to the right ones, if it fits
 
 /** The k largest values of a row, in descending order: [[column, value], …]. @returns {[number, number][]} */
 export function strongest(values, row, columns, k) {
@@ -48,7 +49,7 @@ export class Lines extends Figure {
     this.matrix = matrix;
     this.top = top;
     this.row = row < matrix.rows.length ? row : -1;
-    this.open(matrix.title);
+    this.open(matrix.title, matrix.insight);
     this.name = `${matrix.name}-lines`;
     const choice = select(TOPS.map((count) => [count, count]), String(top), this.change);
     render(labelled("Lines per query", choice), this.many);
@@ -93,7 +94,11 @@ export class Lines extends Figure {
     this.strings.innerHTML = this.inside(0, between, "var(--strong)");
     [...this.left.children].forEach((one, at) => one.setAttribute("aria-selected", String(at === this.row)));
     const strong = new Map(this.row === -1 ? [] : this.topKeys[this.row]);
-    [...this.right.children].forEach((one, at) => one.classList.toggle("strong", strong.has(at)));
+    /** @type {HTMLElement[]} */ ([...this.right.children]).forEach((one, at) => {
+      const weight = strong.get(at) ?? 0; // a weak link is a faint mark
+      one.style.background = weight ? `color-mix(in srgb, var(--strong) ${Math.round(45 * weight)}%, transparent)` : "";
+      one.style.fontWeight = weight > 0.5 ? "700" : "";
+    });
     this.output.textContent =
       this.row === -1
         ? "All queries. Choose one on the left."
@@ -103,9 +108,10 @@ export class Lines extends Figure {
 
   /** One line for each weight. @param {number} left @param {number} right @param {string} colour */
   inside(left, right, colour) {
+    const middle = (left + right) / 2;
     const line = ([row, column, weight]) =>
-      `<path d="M${left} ${ROW * (row + 0.5)}L${right} ${ROW * (column + 0.5)}" stroke="${colour}" ` +
-      `stroke-opacity="${Math.min(1, Math.max(0.04, weight)).toFixed(3)}" stroke-width="${(0.6 + 3 * weight).toFixed(2)}"/>`;
+      `<path d="M${left} ${ROW * (row + 0.5)}C${middle} ${ROW * (row + 0.5)} ${middle} ${ROW * (column + 0.5)} ${right} ${ROW * (column + 0.5)}" fill="none" stroke="${colour}" ` +
+      `stroke-opacity="${(0.08 + 0.8 * weight).toFixed(3)}" stroke-width="${Math.max(0.4, WIDEST * weight).toFixed(2)}"/>`;
     return this.chosen().map(line).join("");
   }
 

@@ -23,7 +23,8 @@ export class OpenBox {
         move(row, column);
         this.likeliest(row);
       },
-      largest: 22,
+      largest: 20,
+      share: 0.3,
       hover: afterPause((row, column) => this.trace(row, column), 60),
     });
     this.map.root.dataset.stage = "Map";
@@ -65,7 +66,8 @@ export class OpenBox {
     const topNote = box.words.length ? `; the top ${numbers.shape[1]} of ${box.shape.at(-1)} at each position` : "";
     this.facts.textContent = `shape ${shapeOf(box)}; from ${formatted(least, 5)} to ${formatted(greatest, 5)}${topNote}`;
     const [rows, columns] = [labels(box.rows, numbers.shape[0]), labels(box.columns, numbers.shape[1])];
-    const says = (row, at, value) => (box.words.length ? `at ${row}, number ${at}: ${value}` : `${row}, ${at}: ${value.replace("-Infinity", "−∞")}`);
+    const isWeights = box.name.endsWith(".weights");
+    const says = (row, at, value) => (isWeights ? `${row} attends to ${at}: ${value}` : box.words.length ? `at ${row}, number ${at}: ${value}` : `${row}, ${at}: ${value.replace("-Infinity", "−∞")}`);
     const name = `${box.name}-${layer + 1}-${head + 1}`;
     this.map.show({ name, title: `${box.title}: ${title}`, rows, columns, values: numbers.values, low, high, says }, cell);
     if (isStream(box)) this.map.low.textContent = `≤ ${shown(low, 2)}`;

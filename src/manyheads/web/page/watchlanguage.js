@@ -1,5 +1,6 @@
 // Watch a language model: a held-out text with self-attention as arcs, and the map of each head.
 
+import { captionOf } from "./watchstory.js";
 import { drawBars, drawDots, drawHeader, drawOutput, FONT, HEAD_COLOURS, nearest, place, referenceLogProb, weightsOf } from "./watchparts.js";
 
 const LEAST_ARC = 0.06; // weights below are not drawn
@@ -20,7 +21,7 @@ export function drawLanguage(context, story, moment, theme, box) {
   const tokens = [...prompt, ...rest];
   const probe = nearest(story, moment).sentences[moment.sentence];
   const heads = probe.shape[1];
-  drawHeader(context, story, moment, theme, box, `log P(text) ${referenceLogProb(story, moment).toFixed(1)}`);
+  drawHeader(context, story, moment, theme, box, `log P(text) ${referenceLogProb(story, moment).toFixed(1)}`, captionOf(story, moment));
   drawDots(context, story, moment, theme, box, heads);
   const row = words(context, tokens, box);
   const shown = moment.token < 0 ? tokens.length : moment.token + 1;
@@ -52,7 +53,7 @@ export function drawLanguage(context, story, moment, theme, box) {
   drawWords(context, row, prompt.length, shown, theme, box);
   // The first token is given: nothing predicts it.
   drawBars(context, row.centres.slice(0, shown), box.target + 7, theme, (t) => (t ? Math.exp(probe.reference_log_probs[t - 1]) : NaN));
-  drawOutput(context, probe.tokens, probe.log_probs, moment, theme, box);
+  drawOutput(context, probe.tokens.map((token) => [token, true]), probe.log_probs, moment, theme, box);
   if (box.maps) drawMaps(context, story, moment, theme, box, heads, tokens.length);
   return row.centres;
 }

@@ -29,6 +29,7 @@ export const FONT = "system-ui, sans-serif";
  * @property {Set<number>} hidden heads that are not drawn
  * @property {number} token the reference is shown up to this token; -1: all of it
  * @property {number} focus a token whose ribbons stand out; -1: none
+ * @property {boolean} [resting] nothing moves, at the last probe: the word of the caption stands out
  * @property {string} [note] a line under the output
  */
 
@@ -77,7 +78,7 @@ export function alignmentOf(story, at, layer, head) {
   return 1 - between(a.alignment_error[layer][head], b.alignment_error[layer][head], at - Math.floor(at));
 }
 
-/** The first sentence to show: its ribbons cross most, and the last probe translates it as the reference. @param {Story} story */
+/** The first sentence to show: most pairs of its ribbons cross, and the last probe translates it as the reference. @param {Story} story */
 export function mostReordered(story) {
   if (kindOf(story) !== "translation") return 0;
   const crossings = story.probes.at(-1).sentences.map(({ tokens, weights, shape: [layers, heads, rows, columns] }, at) => {
@@ -92,7 +93,8 @@ export function mostReordered(story) {
     });
     return looks.reduce((count, look, row) => count + looks.slice(row + 1).filter((later) => later < look).length, 0);
   });
-  return crossings.indexOf(Math.max(...crossings));
+  const shares = crossings.map((count, at) => count / story.probes[story.probes.length - 1].sentences[at].shape[2] ** 2);
+  return shares.indexOf(Math.max(...shares));
 }
 
 /**
@@ -165,24 +167,41 @@ export function positionOf(story, step) {
   return after - 1 + (x - a) / (b - a);
 }
 
-/** Step and a number at the top left, on an empty canvas. @param {string} text */
-export function drawHeader(context, story, moment, theme, box, text) {
+/** Step and a number at the top left, and the caption below them, on an empty canvas. @param {string} text @param {string} caption */
+export function drawHeader(context, story, moment, theme, box, text, caption) {
   context.clearRect(0, 0, box.width, box.height);
   context.fillStyle = theme.panel;
   context.fillRect(0, 0, box.width, box.height);
   context.textBaseline = "alphabetic";
   context.fillStyle = theme.text;
   context.textAlign = "left";
-  context.font = `600 20px ${FONT}`;
-  context.fillText(`step ${stepAt(story, moment.at)}`, box.left, 28);
+  context.font = `700 ${box.staged ? 18 : 22}px ${FONT}`;
+  const step = `step ${stepAt(story, moment.at)}`;
+  context.fillText(step, box.left, 28);
+  const after = box.left + context.measureText("step 00000").width;
   context.font = `14px ${FONT}`;
   context.fillStyle = theme.quiet;
-  context.fillText(text, box.left + (box.narrow ? 0 : 130), box.narrow ? 48 : 28);
+  if (!box.narrow && !box.staged) context.fillText(text, after, 28);
+  context.fillStyle = theme.text;
+  context.font = `${box.captionSize}px ${FONT}`;
+  inLines(context, caption, box.right - box.left).forEach((line, at) => context.fillText(line, box.left, 28 + (box.captionSize + 6) * (at + 1) + 2));
+}
+
+/** A text in lines that fit. @param {string} text @param {number} wide @returns {string[]} */
+export function inLines(context, text, wide) {
+  const lines = [""];
+  for (const word of text.split(" ")) {
+    const longer = `${lines[lines.length - 1]} ${word}`.trim();
+    if (context.measureText(longer).width <= wide) lines[lines.length - 1] = longer;
+    else lines.push(word);
+  }
+  return lines;
 }
 
 /** P of the tokens under them, as bars. @param {(at: number) => number} probability */
 export function drawBars(context, centres, y, theme, probability) {
-  const wide = Math.min(22, (centres[1] ?? Infinity) - centres[0] - 3);
+  const gaps = centres.slice(1).map((centre, at) => centre - centres[at]);
+  const wide = Math.max(4, Math.min(22, ...gaps.map((gap) => gap - 3)));
   centres.forEach((centre, at) => {
     const share = probability(at);
     if (Number.isNaN(share)) return;
@@ -193,13 +212,17 @@ export function drawBars(context, centres, y, theme, probability) {
   });
 }
 
-/** A dot for each head, filled from below by 1 − alignment error. */
+/** A dot for each head, filled from below by 1 − alignment error, with the number next to it. */
 export function drawDots(context, story, moment, theme, box, heads) {
   const radius = 9;
-  for (let head = 0; head < heads; head++) {
-    const x = box.right - radius - (heads - 1 - head) * 26;
+  const shares = Array.from({ length: heads }, (_, head) => alignmentOf(story, moment.at, moment.layer, head));
+  const numbered = shares[0] !== null && !box.narrow;
+  const pitch = numbered ? 64 : 26;
+  const left = box.right - heads * pitch + (numbered ? 0 : 26 - 2 * radius);
+  context.font = `13px ${FONT}`;
+  shares.forEach((share, head) => {
+    const x = left + radius + head * pitch;
     const colour = HEAD_COLOURS[head % HEAD_COLOURS.length];
-    const share = alignmentOf(story, moment.at, moment.layer, head);
     context.globalAlpha = moment.hidden.has(head) ? 0.25 : 1;
     context.save();
     context.beginPath();
@@ -214,11 +237,20 @@ export function drawDots(context, story, moment, theme, box, heads) {
     context.beginPath();
     context.arc(x, 22, radius, 0, 2 * Math.PI);
     context.stroke();
-  }
+    context.fillStyle = theme.text;
+    context.textAlign = "left";
+    if (numbered) context.fillText(`${Math.round(100 * level)} %`, x + radius + 5, 27);
+  });
   context.globalAlpha = 1;
+  context.fillStyle = theme.quiet;
+  context.textAlign = "right";
+  if (numbered) context.fillText(box.staged ? "words aligned" : "words aligned by each head", left - 10, 27);
 }
 
-/** The model's own output: the less probable a token, the paler. */
+/**
+ * The model's own output: the less probable a token, the paler; a token that the reference does not have is marked.
+ * @param {[string, boolean][]} tokens each with whether it is right
+ */
 export function drawOutput(context, tokens, logProbs, moment, theme, box) {
   context.textAlign = "left";
   context.font = `13px ${FONT}`;
@@ -228,16 +260,19 @@ export function drawOutput(context, tokens, logProbs, moment, theme, box) {
   context.font = `${size}px ${FONT}`;
   let [x, y] = [box.left + 70, box.write];
   if (!tokens.length) context.fillText("(nothing)", x, y);
-  for (const [index, token] of tokens.entries()) {
-    const label = (index ? token : token.trimStart()).replace(/\n/g, "⏎");
-    const width = context.measureText(label).width;
-    if (x + width > box.end) {
+  for (const [index, [token, isRight]] of tokens.entries()) {
+    let label = (index ? token : token.trimStart()).replace(/\n/g, "⏎");
+    if (x + context.measureText(label).width > box.end) {
       [x, y] = [box.left + 70, y + size + 5];
       if (y > box.write + (box.lines - 1) * (size + 6)) break;
+      label = label.trimStart();
     }
-    context.globalAlpha = 0.45 + 0.55 * Math.exp(logProbs[index]);
-    context.fillStyle = theme.text;
+    const width = context.measureText(label).width;
+    context.globalAlpha = 0.6 + 0.4 * Math.exp(logProbs[index]);
+    context.fillStyle = isRight ? theme.text : theme.alarm;
     context.fillText(label, x, y);
+    const space = label.startsWith(" ") ? context.measureText(" ").width : 0;
+    if (!isRight) context.fillRect(x + space, y + 4, width - space, 1.5);
     x += width;
   }
   context.globalAlpha = 1;
@@ -256,47 +291,94 @@ export function lossOf(probe) {
   return -all.reduce((a, b) => a + b, 0) / all.length;
 }
 
-/** The loss over training with a handle; probes are ticks. */
-export function drawCurve(context, story, moment, theme, box) {
+/**
+ * The loss over training with a handle; probes are ticks, milestones are flags.
+ * @param {{at: number, text: string}[]} marks
+ */
+export function drawCurve(context, story, moment, theme, box, marks) {
   const values = story.probes.map(lossOf);
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const bottom = box.axis + box.curve;
   const y = (loss) => bottom - 8 - ((loss - low) / (high - low || 1)) * (box.curve - 18);
+  const x = (at) => curveX(box, story, at);
+  const now = between(values[Math.floor(moment.at)], values[Math.ceil(moment.at)], moment.at - Math.floor(moment.at));
+  const past = values.slice(0, Math.floor(moment.at) + 1).map((loss, at) => [x(at), y(loss)]);
+  past.push([x(moment.at), y(now)]);
+  context.fillStyle = theme.strong;
+  context.globalAlpha = 0.14;
+  context.beginPath();
+  context.moveTo(x(0), bottom);
+  for (const [px, py] of past) context.lineTo(px, py);
+  context.lineTo(x(moment.at), bottom);
+  context.fill();
+  context.globalAlpha = 1;
   context.strokeStyle = theme.edge;
   context.lineWidth = 1;
   context.beginPath();
   context.moveTo(box.left, bottom);
   context.lineTo(box.right, bottom);
   story.probes.forEach((_, at) => {
-    context.moveTo(curveX(box, story, at), bottom);
-    context.lineTo(curveX(box, story, at), bottom - 5);
+    context.moveTo(x(at), bottom);
+    context.lineTo(x(at), bottom - 5);
   });
   context.stroke();
+  if (!box.narrow && !box.staged) drawMarks(context, marks, moment, theme, { x, y: (at) => y(values[at]), top: box.axis + 4, right: box.right });
   context.strokeStyle = theme.strong;
   context.lineWidth = 2;
+  context.globalAlpha = 0.45; // what is still to come
   context.beginPath();
-  values.forEach((loss, at) => context.lineTo(curveX(box, story, at), y(loss)));
+  values.forEach((loss, at) => context.lineTo(x(at), y(loss)));
   context.stroke();
-  const x = curveX(box, story, moment.at);
+  context.globalAlpha = 1;
+  context.lineWidth = 2.5;
+  context.beginPath();
+  for (const [px, py] of past) context.lineTo(px, py);
+  context.stroke();
+  const here = x(moment.at);
   context.strokeStyle = theme.text;
   context.lineWidth = 2;
   context.beginPath();
-  context.moveTo(x, box.axis);
-  context.lineTo(x, bottom);
+  context.moveTo(here, y(now));
+  context.lineTo(here, bottom);
   context.stroke();
-  const now = between(values[Math.floor(moment.at)], values[Math.ceil(moment.at)], moment.at - Math.floor(moment.at));
   context.fillStyle = theme.strong;
   context.beginPath();
-  context.arc(x, y(now), 8, 0, 2 * Math.PI);
+  context.arc(here, y(now), 8, 0, 2 * Math.PI);
   context.fill();
   context.fillStyle = theme.quiet;
   context.font = `12px ${FONT}`;
   context.textAlign = "left";
-  const above = box.axis + (box.staged ? 4 : 10);
   context.fillText(box.narrow || box.staged ? "held-out loss" : `loss on these held-out ${EXAMPLES[kindOf(story)]}: drag along the curve, or press Space`, box.left + 8, bottom - 12);
   drawSteps(context, story, box, bottom + 18);
-  context.textAlign = "right";
-  context.fillText(`loss ${now.toFixed(2)}`, x > box.right - 90 ? x - 8 : box.right, above);
+  context.textAlign = here > box.right - 90 ? "right" : "left";
+  context.fillStyle = theme.text;
+  context.fillText(`loss ${now.toFixed(2)}`, here > box.right - 90 ? box.right : here + 12, Math.max(box.axis + 18, y(now) - 12));
+}
+
+/** Flags where something is learned; those ahead are pale. Later flags yield to earlier ones. */
+function drawMarks(context, marks, moment, theme, { x, y, top, right }) {
+  context.font = `12px ${FONT}`;
+  context.lineWidth = 1;
+  let end = -Infinity;
+  for (const { at, text } of marks) {
+    const wide = context.measureText(text).width;
+    const isLate = x(at) + wide + 8 > right;
+    const start = isLate ? x(at) - wide - 5 : x(at) + 5;
+    if (start < end + 8) continue;
+    end = start + wide;
+    context.globalAlpha = moment.at >= at - 0.01 ? 1 : 0.6;
+    context.strokeStyle = theme.quiet;
+    context.setLineDash([3, 3]);
+    context.beginPath();
+    context.moveTo(x(at), top - 8);
+    context.lineTo(x(at), y(at));
+    context.stroke();
+    context.setLineDash([]);
+    context.fillStyle = moment.at >= at - 0.01 ? theme.text : theme.quiet;
+    context.textAlign = "left";
+    context.fillText(text, start, top);
+  }
+  context.globalAlpha = 1;
 }
 
 /** Steps under the curve: as many probes as have room for their number. */

@@ -1,6 +1,7 @@
 // Watch an image classifier: a picture with the attention of each head over it, the probabilities of
 // the classes, and what the model makes of the other pictures.
 
+import { captionOf } from "./watchstory.js";
 import { between, drawHeader, FONT, HEAD_COLOURS, nearest, weightsOf } from "./watchparts.js";
 
 const GAP = 14;
@@ -79,7 +80,7 @@ export function drawPictures(context, story, moment, theme, box) {
   const probe = nearest(story, moment);
   const example = story.sentences[moment.sentence];
   const right = probe.sentences.filter((probed, at) => answerOf(probed)[0] === story.sentences[at].label).length;
-  drawHeader(context, story, moment, theme, box, `${right} of ${story.sentences.length} pictures right`);
+  drawHeader(context, story, moment, theme, box, `${right} of ${story.sentences.length} pictures right`, captionOf(story, moment));
   const [, heads, rows, columns] = probe.sentences[moment.sentence].shape;
   const { size, across } = box.tile;
   context.imageSmoothingEnabled = false;

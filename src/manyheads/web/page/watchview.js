@@ -2,6 +2,7 @@
 // module and those that it imports.
 
 import { drawLanguage, mapLayout } from "./watchlanguage.js";
+import { captionOf, checked, milestones, moved, pace } from "./watchstory.js";
 import { drawBars, drawCurve, drawDots, drawHeader, drawOutput, HEAD_COLOURS, FONT, kindOf, momentAt, nearest, place, referenceLogProb, weightsOf } from "./watchparts.js";
 import { drawPictures, pictureLayout } from "./watchpictures.js";
 
@@ -19,8 +20,9 @@ export function layout(width, kind = "translation", heads = 8, examples = 8, mos
   const staged = most < Infinity;
   const narrow = width < 560 && !staged;
   const second = kind === "translation" && (staged || narrow) ? ROW : 0; // words may need two rows
-  const [top, curve] = staged ? [50 + second, 38] : [(narrow ? 84 : 62) + second, 80];
-  const base = { width, second, narrow, staged, kind, top, curve, left: 16, right: width - 16, end: width - 16, lines: narrow ? 4 : 2, maps: null };
+  const [top, curve] = staged ? [86 + second, 38] : [(narrow ? 102 : 88) + second, 84];
+  const captionSize = staged || narrow ? 13 : 16;
+  const base = { width, second, narrow, staged, captionSize, kind, top, curve, left: 16, right: width - 16, end: width - 16, lines: narrow ? 4 : 2, maps: null };
   if (kind === "images") return closed({ ...base, ...pictureLayout(base, heads, examples, most) });
   const plain = kind === "language" ? 140 : Math.min(380, Math.max(170, 0.35 * width - 215));
   const below = { translation: 32, language: 50 }[kind]; // from the words to the output, on stage
@@ -44,15 +46,16 @@ const closed = (box) => ({ ...box, height: box.axis + box.curve + 26 });
 export function drawWatch(context, story, moment, theme, box) {
   const view = { translation: drawTranslation, language: drawLanguage, images: drawPictures }[box.kind];
   box.centres = view(context, story, moment, theme, box);
-  drawCurve(context, story, moment, theme, box);
+  drawCurve(context, story, moment, theme, box, milestones(story, moment.sentence));
 }
 
 /** Cross-attention as ribbons between a sentence and its translation. */
 function drawTranslation(context, story, moment, theme, box) {
   const sentence = story.sentences[moment.sentence];
+  const at = Math.round(moment.at);
   const probe = nearest(story, moment).sentences[moment.sentence];
   const heads = probe.shape[1];
-  drawHeader(context, story, moment, theme, box, `log P(reference) ${referenceLogProb(story, moment).toFixed(1)}`);
+  drawHeader(context, story, moment, theme, box, `log P(reference) ${referenceLogProb(story, moment).toFixed(1)}`, captionOf(story, moment));
   drawDots(context, story, moment, theme, box, heads);
 
   // Words and ribbons.
@@ -61,34 +64,41 @@ function drawTranslation(context, story, moment, theme, box) {
   const below = place(context, sentence.target_tokens, box.width, size, least);
   const shown = moment.token < 0 ? below.labels.length : moment.token + 1;
   const slot = Math.max(1.2, Math.min(7, (box.width / Math.max(above.labels.length, below.labels.length) - 6) / heads));
+  const emphasis = moment.resting && moment.focus < 0 ? moved(story, moment) : null; // the word of the caption
+  const focus = emphasis ? emphasis.row : moment.focus;
+  const back = emphasis ? 0.4 : 0.12; // strength of all other ribbons
   for (let head = 0; head < heads; head++) {
     if (moment.hidden.has(head)) continue;
     const weight = weightsOf(story, moment, head);
     const shift = (head - (heads - 1) / 2) * slot;
     context.strokeStyle = HEAD_COLOURS[head % HEAD_COLOURS.length];
     for (let t = 0; t < shown; t++) {
-      context.globalAlpha = moment.focus >= 0 && moment.focus !== t ? 0.08 : 0.72;
+      const strength = focus < 0 ? 1 : focus === t ? 1.3 : back;
       for (let s = 0; s < above.labels.length; s++) {
         const value = weight(t, s);
-        if (value >= LEAST) ribbon(context, above.centres[s] + shift, box.top + 8, below.centres[t] + shift, box.target - 16, value * slot);
+        if (value < LEAST) continue;
+        context.globalAlpha = Math.min(1, strength * (0.12 + 0.66 * value)); // weak ones recede
+        ribbon(context, above.centres[s] + shift, box.top + 8, below.centres[t] + shift, box.target - 16, value * slot);
       }
     }
   }
   context.globalAlpha = 1;
   context.textAlign = "center";
-  context.fillStyle = theme.text;
-  context.font = `${above.font}px ${FONT}`;
-  above.labels.forEach((label, s) => context.fillText(label, above.centres[s], box.top - ROW * above.rows[s]));
-  context.font = `${below.font}px ${FONT}`;
+  above.labels.forEach((label, s) => {
+    context.fillStyle = emphasis?.column === s ? theme.strong : theme.text;
+    context.font = `${emphasis?.column === s ? "700 " : ""}${above.font}px ${FONT}`;
+    context.fillText(label, above.centres[s], box.top - ROW * above.rows[s]);
+  });
   below.labels.forEach((label, t) => {
-    context.fillStyle = theme.text;
+    context.fillStyle = emphasis?.row === t ? theme.strong : theme.text;
+    context.font = `${emphasis?.row === t ? "700 " : ""}${below.font}px ${FONT}`;
     context.globalAlpha = t < shown ? 1 : 0.25;
     context.fillText(label, below.centres[t], box.target + ROW * below.rows[t]);
     context.globalAlpha = 1;
   });
   drawBars(context, below.centres.slice(0, shown), box.target + 7 + ROW * Math.max(...below.rows), theme, (t) => Math.exp(probe.reference_log_probs[t]));
 
-  drawOutput(context, probe.tokens.slice(0, -1), probe.log_probs, moment, theme, box);
+  drawOutput(context, checked(story, at, moment.sentence), probe.log_probs, moment, theme, box);
   return below.centres;
 }
 
@@ -119,13 +129,15 @@ export function playStory(canvas, story, moment, theme) {
   };
   const go = (at) => {
     moment.at = Math.max(0, Math.min(story.probes.length - 1, at));
+    moment.resting = moment.at === story.probes.length - 1;
     draw();
   };
   const play = (begun = performance.now()) => {
     cancelAnimationFrame(frame);
     const last = story.probes.length - 1;
+    const position = pace(story);
     const tick = (now) => {
-      go((last * (now - begun)) / 6000);
+      go(position((now - begun) / 6000));
       if (moment.at < last) frame = requestAnimationFrame(tick);
     };
     frame = requestAnimationFrame(tick);

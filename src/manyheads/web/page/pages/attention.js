@@ -4,15 +4,16 @@ import { post, tensor } from "../api.js";
 import { compareChoice, Comparison } from "../compare.js";
 import { button, element, html, labelled, render, select, shown, tabs } from "../dom.js";
 import { describe } from "../exports.js";
-import { cellOf, limited, reordered } from "../fitting.js";
+import { cellOf, coverages, greatestHead, limited, tellingCell } from "../fitting.js";
 import { TextAndTarget } from "../form.js";
-import { HeadGrid } from "../headgrid.js";
+import { HeadGrid, roleOf } from "../headgrid.js";
 import { HeatMap } from "../heatmap.js";
 import { Lines } from "../lines.js";
 import { outputPanel } from "../output.js";
 import { definePage } from "../page.js";
 import { QueryKey } from "../querykey.js";
 import { change, read } from "../state.js";
+import { farthest, tellMove } from "../watchstory.js";
 
 const VIEWS = [
   ["matrix", "Matrix"],
@@ -59,6 +60,7 @@ async function show({ run, runs, state, text, controls }, signal) {
   const baseline = off.length ? await post("/api/trace", request, signal) : trace;
   screen.form.hasTarget(trace.output.kind === "text");
   screen.given = state;
+  screen.first = await firstHead(trace, state, signal);
   const now = { run, runs, state, trace, off, ...chosen(trace, state) };
   screen.now = now;
   describe({ run: run.name, text, target: state.target, attention: nameOf(now.map.name), layer: now.layer + 1, head: now.head + 1, "without heads": off.join(" ") });
@@ -73,28 +75,36 @@ async function show({ run, runs, state, text, controls }, signal) {
 }
 
 /** The map, layer and head in the state. */
-function chosen({ maps }, state) {
+function chosen({ maps }, state, first = screen.first) {
   const map = maps.find((one) => one.name === state.map) ?? maps.at(-1);
-  const [layer, head] = state.layer === undefined && state.head === undefined ? firstHead(map) : [0, 0];
+  const [layer, head] = state.layer === undefined && state.head === undefined ? first : [0, 0];
   return { map, layer: limited(state.layer, map.layers, layer), head: limited(state.head, map.heads, head) };
 }
 
-/** The first head to show. In cross-attention it is the head that covers the source best: it aligns words. @param {import("../headgrid.js").AttentionMap} map */
-function firstHead({ name, heads, statistics }) {
-  if (name !== "decoder.cross" || !statistics.coverage) return [0, 0];
-  const all = statistics.coverage.flat();
-  const at = all.indexOf(Math.max(...all));
-  return [Math.floor(at / heads), at % heads];
+/** The first head to show. In cross-attention it is the head that covers the words of the source best: it aligns words. */
+async function firstHead(trace, state, signal) {
+  const { map } = chosen(trace, state, [0, 0]);
+  if (map.name !== "decoder.cross") return [0, 0];
+  const bytes = await headMaps({ trace, map, state: {} }, signal); // on one scale, whatever the colours
+  if (bytes.shape[3] !== map.columns.length) return [0, 0];
+  map.covered = coverages(bytes, map.columns);
+  return greatestHead(map.covered);
 }
 
-/** All heads as small maps, cached for the same text. */
-async function allHeads({ state, trace, map, layer, head, off }, signal) {
+/** The maps of all heads, small; cached for the same text. */
+async function headMaps({ state, trace, map }, signal) {
   const which = { dtype: "u8", side: SIDE, own: state.colours === "own" ? 1 : 0 };
   const key = [trace.trace, map.name, which.own].join(" ");
   if (screen.cached.key !== key) {
     screen.cached = { key, bytes: await tensor(trace.trace, `${map.name}.weights`, which, signal) };
   }
-  screen.grid.show(map, screen.cached.bytes, { by: state.by in map.statistics ? state.by : "", chosen: [layer, head], off: new Set(off) });
+  return screen.cached.bytes;
+}
+
+/** All heads as small maps. */
+async function allHeads(now, signal) {
+  const { state, map, layer, head, off } = now;
+  screen.grid.show(map, await headMaps(now, signal), { by: state.by in map.statistics ? state.by : "", chosen: [layer, head], off: new Set(off) });
 }
 
 /** How much log P of the same target falls without each head: heads by layers of all attentions. */
@@ -135,7 +145,7 @@ function build() {
     form: new TextAndTarget(),
     output: element("section", { class: "output", "aria-label": "Model output" }),
     grid: new HeadGrid({ choose, knock }),
-    map: new HeatMap({ move: (row, column) => change({ cell: `${row},${column}` }, { replace: true, quiet: true }) }),
+    map: new HeatMap({ move: (row, column) => change({ cell: `${row},${column}` }, { replace: true, quiet: true }), share: 0.36 }),
     lines: new Lines({
       choose: (row) => change({ query: row < 0 ? "" : String(row) }, { replace: true, quiet: true }),
       change: (top) => change({ top }),
@@ -146,6 +156,7 @@ function build() {
     near: element("div"),
     comparison: new Comparison(),
     sweep: new HeatMap({ move: goTo, largest: 44 }),
+    first: [0, 0],
     swept: { key: "", result: null },
     left: element("div", { class: "stacked" }),
     cached: { key: "", bytes: null },
@@ -213,7 +224,7 @@ async function drawView(view, { state, trace, map, layer, head, isOff }, signal)
     shownPart = screen.map;
   } else if (view === "lines") {
     const { values } = await of("weights", { layer, head });
-    screen.lines.show({ ...matrix, values }, limited(state.top ?? "3", 101) || 3, state.query === undefined ? -1 : limited(state.query, map.rows.length));
+    screen.lines.show({ ...matrix, values, insight: insight(map, layer, head, values) }, limited(state.top ?? "3", 101) || 3, state.query === undefined ? -1 : limited(state.query, map.rows.length));
     shownPart = screen.lines;
   } else if (view === "qk") {
     const [weights, queries, keyRows] = await Promise.all([
@@ -225,10 +236,17 @@ async function drawView(view, { state, trace, map, layer, head, isOff }, signal)
     shownPart = screen.queryKey;
   } else {
     const { values } = await of("weights", { layer, head });
-    screen.map.show({ ...matrix, values, high: high(values) }, state.cell || map.name !== "decoder.cross" ? at : reordered(values, map.columns.length));
+    const first = map.name === "decoder.cross" ? tellingCell(map.rows, map.columns, values) : [0, 0];
+    screen.map.show({ ...matrix, values, high: high(values), insight: insight(map, layer, head, values) }, cellOf(state.cell, first));
     shownPart = screen.map;
   }
   if (screen.near.firstChild !== shownPart.root) screen.near.replaceChildren(shownPart.root);
+}
+
+/** What a head does, and which word it finds at another position. */
+function insight(map, layer, head, values) {
+  const word = map.name === "decoder.cross" ? farthest(map.rows, map.columns, (row, column) => values[row * map.columns.length + column]) : null;
+  return [roleOf(map, layer, head).sentence, word ? tellMove(word, map.rows, map.columns) : ""].join(" ").trim();
 }
 
 /** The keys of a head; in grouped-query attention those of its group. */

@@ -3,7 +3,7 @@
 import { get, matrices, post, tensor } from "../api.js";
 import { html, labelled, numbered, select, tabs } from "../dom.js";
 import { describe } from "../exports.js";
-import { cellOf, limited } from "../fitting.js";
+import { cellOf, coverages, greatestHead, limited, tellingCell } from "../fitting.js";
 import { FlowBoxes } from "../flowboxes.js";
 import { TextAndTarget } from "../form.js";
 import { OpenBox } from "../openbox.js";
@@ -40,13 +40,14 @@ async function show({ run, state, text, controls }, signal) {
   screen.form.hasTarget(flow.output.kind === "text");
   const boxes = flow.columns.flatMap((column) => column.boxes.map((box) => Object.assign(box, { column })));
   const most = (what) => Math.max(...flow.columns.map((column) => column[what]));
-  const sizes = { boxes, layers: most("layers"), heads: most("heads") };
+  const heads = await headsOf({ flow, boxes }, signal);
+  const sizes = { boxes, layers: most("layers"), heads: most("heads"), first: firstHead(flow, state, heads) };
   screen.given = state;
   const now = { flow, ...sizes, ...chosen(sizes, state) };
   screen.now = now;
   describe({ run: run.name, text, target: state.target, box: now.box.name, layer: now.layer + 1, head: now.head + 1 });
   controls(...controlsOf(now));
-  const [numbers, heads] = await Promise.all([numbersOf(now, signal), headsOf(now, signal)]);
+  const numbers = await numbersOf(now, signal);
   open(now, state, numbers);
   screen.boxes.show(boxes, { ...now, labels: labelsOf(flow) }, numbers, heads);
 }
@@ -69,7 +70,8 @@ function build() {
 function openBox(name, changes = {}, how = {}) {
   const inside = screen.now.boxes.find((one) => one.name === name)?.stage === "layer";
   const opened = inside && read().zoom === "model" ? { zoom: "" } : {};
-  change({ box: name, cell: "", ...opened, ...changes }, how);
+  const { layer, head } = screen.now;
+  change({ box: name, cell: "", layer: String(layer), head: String(head), ...opened, ...changes }, how);
 }
 
 /** The terms of a cell; requests of cells that the pointer has left are dropped. */
@@ -112,9 +114,19 @@ async function numbersOf({ flow, boxes, layer, head }, signal) {
   return screen.cached.numbers;
 }
 
-/** Shows the chosen box in detail. */
+/** The layer and head to begin with: those of the head of cross-attention that covers the source best. */
+function firstHead(flow, state, heads) {
+  const cross = heads.get("decoder.cross.weights");
+  const source = flow.columns[0].tokens;
+  return state.box === undefined && cross?.shape[3] === source.length ? greatestHead(coverages(cross, source)) : [0, 0];
+}
+
+/** Shows the chosen box in detail. Weights begin at a cell where word orders differ. */
 function open({ flow, box, layer, head }, state, numbers) {
-  screen.opened.show(box, { layer, head, cell: cellOf(state.cell), labels: labelsOf(flow) }, { numbers: numbers.get(box.name), beside: numbers.get(besideOf(box.name)) }, flow.code);
+  const labels = labelsOf(flow);
+  const { values, shape } = numbers.get(box.name) ?? {};
+  const first = box.name.endsWith(".weights") ? tellingCell(labels(box.rows, shape[0]), labels(box.columns, shape[1]), values) : [0, 0];
+  screen.opened.show(box, { layer, head, cell: cellOf(state.cell, first), labels }, { numbers: numbers.get(box.name), beside: numbers.get(besideOf(box.name)) }, flow.code);
 }
 
 /** Labels of rows and columns: the tokens of a stack, given labels, or numbers. */
@@ -130,11 +142,12 @@ function besideOf(name) {
   return other && `${place}.${other}`;
 }
 
-/** The box, layer and head in the state. */
-function chosen({ boxes, layers, heads }, state) {
-  const box = boxes.find((one) => one.name === state.box) ?? boxes.find((one) => one.name.endsWith(".weights")) ?? boxes[0];
+/** The box, layer and head in the state. The first box is the weights of cross-attention, where word orders meet. */
+function chosen({ boxes, layers, heads, first }, state) {
+  const named = (ending) => boxes.find((one) => one.name.endsWith(ending));
+  const box = boxes.find((one) => one.name === state.box) ?? named("cross.weights") ?? named(".weights") ?? boxes[0];
   const zoom = ["model", "head"].includes(state.zoom) ? state.zoom : "layer";
-  return { box, zoom, layer: limited(state.layer, layers), head: limited(state.head, heads) };
+  return { box, zoom, layer: limited(state.layer, layers, first[0]), head: limited(state.head, heads, first[1]) };
 }
 
 /** Steps from the state of the URL, merged over that of a step of the tour: a key may be pressed again before the page is redrawn. */

@@ -76,6 +76,7 @@ function showTable(by, state) {
     {
       name: "lens",
       title: `Most probable next token, colour = ${by === "entropy" ? `entropy, 0 to ${most.toFixed(2)} bits` : "its probability, 0 to 1"}; underlined: the actual next token`,
+      insight: insight(table),
       rows,
       given: table.given,
       expected: table.expected,
@@ -88,6 +89,19 @@ function showTable(by, state) {
     cellOf(state.cell, open),
   );
   near(...screen.table.at);
+}
+
+/** How many next tokens each layer has right, and where the model hesitates. */
+function insight({ layers, top, pieces, probabilities, entropy, given, expected }) {
+  const known = expected.flatMap((token, position) => (token === null ? [] : [position]));
+  if (!known.length) return "";
+  const right = top.map((row) => known.filter((position) => pieces[row[position][0]] === expected[position]).length);
+  const repeats = known.filter((position) => pieces[top[0][position][0]] === given[position]).length > known.length / 2;
+  const steps = right.map((count, layer) => `${count} after ${layer ? `layer ${layer}` : `the embedding${repeats ? ", which repeats the token read" : ""}`}`);
+  const output = entropy[layers];
+  const at = output.indexOf(Math.max(...output));
+  const [first, second] = top[layers][at].map((id, rank) => `“${pieces[id].trim()}” (${Math.round(100 * probabilities[layers][at][rank])} %)`);
+  return `Right next tokens, of ${known.length}: ${steps.join("; ")}. Least certain is the token after “${given[at].trim()}”: ${first} or ${second}.`;
 }
 
 /** Shows the details of a cell and its position. */

@@ -17,6 +17,7 @@ export const { draw, keys } = definePage({
   name: "tokens",
   about: "From bytes to subwords: the merges that training has learned, one at a time. A leading space is shown as ·.",
   keys: [["← →", "on the slider: previous merge, next merge"]],
+  example: (run) => run.example && `Unbelievable! ${run.example}`, // a rare word is divided
   build: () => [labelled("Text", area, "wide"), panels],
   show,
 });
@@ -34,13 +35,27 @@ function panel(name, text, tokenized, first) {
   const characters = [...text].length;
   const per = tokenized.ids.length ? ` (${shown(characters / tokenized.ids.length, 2)} characters each)` : "";
   const about = `${tokenized.kind}, ${tokenized.vocab_size.toLocaleString("en")} tokens in the vocabulary; ${tokenized.ids.length} tokens for ${characters} characters${per}`;
+  const sentence = insight(text, tokenized.pieces);
   return html`<section class="panel">
     <h2>${name}</h2>
     <p class="note">${about}</p>
+    ${sentence && html`<p class="insight">${sentence}</p>`}
     ${chips(tokenized.pieces, tokenized.ids)}
     ${tokenized.steps.length ? steps(tokenized, first) : html`<p class="note">${tokenized.reason}</p>`}
     ${saving(() => viewOf(name, tokenized))}
   </section>`;
+}
+
+/** The word that is divided into most tokens. @param {string} text @param {string[]} pieces */
+function insight(text, pieces) {
+  const starts = [...text.matchAll(/[\p{L}\p{N}]+/gu)].map((match) => ({ word: match[0], from: match.index, to: match.index + match[0].length }));
+  if (!starts.length || pieces.join("") !== text) return "";
+  const ends = pieces.map((_, at) => pieces.slice(0, at + 1).join("").length);
+  const counts = starts.map(({ from, to }) => pieces.filter((piece, at) => ends[at] > from && ends[at] - piece.trimStart().length < to).length);
+  const most = Math.max(...counts);
+  const single = counts.filter((count) => count === 1).length;
+  if (most === 1) return "Each word is frequent enough to be one token.";
+  return `“${starts[counts.indexOf(most)].word}” is divided into ${most} tokens: it is too rare for a token of its own. ${single} of ${starts.length} words are one token each.`;
 }
 
 /** A slider over the merge steps, which starts unmerged and plays; the step of the first panel is in the URL. */
@@ -80,7 +95,7 @@ function steps(tokenized, first) {
     readout.setAttribute("aria-live", "off");
     timer = setTimeout(tick, PAUSE);
   };
-  const play = element("button", { type: "button", onclick: start }, "Play");
+  const play = element("button", { type: "button", class: "primary", onclick: start }, "Play");
   const slider = element("input", {
     type: "range",
     min: "0",

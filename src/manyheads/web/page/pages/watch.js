@@ -11,25 +11,28 @@ import { request } from "../recording.js";
 import { chosenRun, lead, runChoice, usableRuns } from "../runs.js";
 import { exampleName, outputAt } from "../samples.js";
 import { change } from "../state.js";
-import { alignmentOf, HEAD_COLOURS, kindOf, mostReordered, momentAt, nearest, positionOf, stepAt } from "../watchparts.js";
+import { HEAD_COLOURS, kindOf, mostReordered, momentAt, nearest, positionOf, stepAt } from "../watchparts.js";
 import { pictureAt } from "../watchpictures.js";
+import { pace } from "../watchstory.js";
 import { drawWatch, layout } from "../watchview.js";
 
 const EVERY = 1500; // milliseconds between two requests
 const SECONDS = 6; // from the first step to the last
 const STILL = 0.8; // seconds for which a film shows its last picture
-const MODULES = ["watchparts.js", "watchlanguage.js", "watchpictures.js", "watchview.js"]; // of a saved file
+const MODULES = ["watchparts.js", "watchstory.js", "watchlanguage.js", "watchpictures.js", "watchview.js"]; // of a saved file
+
+const played = new Set(); // runs whose training was played since the page was loaded
 
 /** The words of the page for each kind of example; `attention` names the heads that can be removed. */
 const KINDS = {
   translation: {
-    lead: "A held-out sentence while the model learns. Ribbons are cross-attention, one colour a head, as wide as the weight.",
+    lead: "A held-out sentence while the model learns. Ribbons: cross-attention, as wide as the weight. Bars: P of each token.",
     example: "Sentence",
     written: "Translation written so far",
     attention: "decoder.cross",
   },
   language: {
-    lead: "A held-out text while the model learns. Arcs are self-attention, one colour a head; bars are P of each token.",
+    lead: "A held-out text while the model learns. Arcs: self-attention, as wide as the weight. Bars: P of each token.",
     example: "Text",
     written: "Text read so far",
     attention: "decoder.self",
@@ -114,9 +117,9 @@ class Watch {
       onpointerleave: () => this.look(-1),
     });
     this.status = element("output", { class: "readout unseen", "aria-live": "polite" }); // the picture shows it, too
-    this.heads = element("div", { class: "heads-legend", role: "group", "aria-label": "Heads of this layer" });
+    this.heads = element("div", { class: "field", role: "group", "aria-label": "Heads of this layer" });
     this.writing = element("input", { type: "range", min: "0", oninput: () => this.write(Number(this.writing.value)) });
-    this.playing = element("button", { type: "button", onclick: () => this.play() }, "Play");
+    this.playing = element("button", { type: "button", class: "primary", onclick: () => this.play() }, "Play");
     const figure = element(
       "figure",
       { class: "watch-figure" },
@@ -127,16 +130,22 @@ class Watch {
     const canRemove = source.weights.length > 0 && Boolean(words.attention);
     this.removes = canRemove && state.remove === "1";
     const controls = [
+      this.playing,
       labelled(words.example, select(sentences, String(this.moment.sentence), (value) => change({ sentence: value }))),
       labelled("Layer", tabs("Layer", numbered(layers), String(this.moment.layer), (value) => change({ layer: value }))),
+      this.heads,
       words.written ? labelled(words.written, this.writing) : null,
-      this.playing,
       this.kind === "images" ? null : this.pinning(),
       canRemove ? checkbox("Remove heads by clicking", this.removes, (on) => change({ remove: on ? "1" : "" }, { replace: true })) : null,
     ];
-    put(place, html`${heading}${lead(words.lead)}${form(controls)}${this.heads}${figure}${this.difference.root}`);
+    put(place, html`${heading}${lead(words.lead)}${form(controls)}${figure}${this.difference.root}`);
     new ResizeObserver(() => this.draw()).observe(figure);
     document.addEventListener("keydown", (event) => this.key(event), { signal });
+    const first = state.step === undefined && !this.removes && this.against === null && !played.has(source.run);
+    if (first && !matchMedia("(prefers-reduced-motion: reduce)").matches) {
+      this.moment.at = 0;
+      this.play();
+    }
     this.draw();
     poll(source, signal, () => this.extend());
   }
@@ -156,10 +165,11 @@ class Watch {
     return least.indexOf(Math.min(...least));
   }
 
-  /** New probes: a page at the last one follows. */
+  /** New probes: a page at the last one follows, and one that plays goes to it. */
   extend() {
     const last = this.source.probes.length - 1;
-    if (this.moment.at >= (this.last ?? last) - 0.5) this.moment.at = last;
+    if (this.frame || this.moment.at >= (this.last ?? last) - 0.5) this.moment.at = last;
+    this.stop();
     this.draw();
   }
 
@@ -172,6 +182,7 @@ class Watch {
   draw() {
     const { canvas, source, moment } = this;
     this.last = source.probes.length - 1;
+    moment.resting = !this.frame && moment.at === this.last;
     const width = Math.floor(canvas.parentElement.clientWidth - 24);
     if (width < 50) return;
     const [, heads] = source.probes[0].sentences[0].shape;
@@ -201,17 +212,9 @@ class Watch {
   }
 
   legend(heads) {
-    const { source, moment } = this;
-    const words = (head) => {
-      const share = alignmentOf(source, moment.at, moment.layer, head);
-      return `${moment.layer + 1}·${head + 1}${share === null ? "" : `: ${Math.round(100 * (1 - share))} %`}`;
-    };
-    const sample = (head) => html`<span class="sample" .style=${`background: ${HEAD_COLOURS[head % HEAD_COLOURS.length]}`}></span>${words(head)}`;
-    const title = source.probes[0].alignment_error ? "Alignment error of each head (a full circle: none)" : "Heads";
-    render(
-      html`<span class="note">${title}</span>${Array.from({ length: heads }, (_, head) => button(sample(head), () => this.toggle(head), { pressed: this.isOn(head) }))}`,
-      this.heads,
-    );
+    const sample = (head) => html`<span class="sample" .style=${`background: ${HEAD_COLOURS[head % HEAD_COLOURS.length]}`}></span>${this.moment.layer + 1}·${head + 1}`;
+    const buttons = Array.from({ length: heads }, (_, head) => button(sample(head), () => this.toggle(head), { pressed: this.isOn(head) }));
+    render(html`<span>Heads: click to ${this.removes ? "remove" : "hide"}</span><div class="heads-legend">${buttons}</div>`, this.heads);
   }
 
   isOn(head) {
@@ -221,8 +224,10 @@ class Watch {
   async toggle(head) {
     const set = this.removes ? this.off : this.moment.hidden;
     if (!set.delete(head)) set.add(head);
-    if (this.removes) await this.remove();
-    else change({ hide: [...set].sort().join(".") }, { replace: true, quiet: true });
+    if (this.removes) {
+      this.stop();
+      await this.remove();
+    } else change({ hide: [...set].sort().join(".") }, { replace: true, quiet: true });
     this.draw();
   }
 
@@ -287,8 +292,10 @@ class Watch {
     if (on || event.ctrlKey || event.metaKey || event.altKey) return;
     const by = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
     const tokens = { "[": -1, "]": 1 }[event.key];
-    if (by !== undefined) this.go(Math.round(this.moment.at) + by);
-    else if (tokens !== undefined) this.write(Math.max(0, Number(this.writing.value) + tokens));
+    if (by !== undefined) {
+      this.stop();
+      this.go(Math.round(this.moment.at) + by);
+    } else if (tokens !== undefined) this.write(Math.max(0, Number(this.writing.value) + tokens));
     else if (event.key === " ") this.play();
     else return;
     event.preventDefault();
@@ -298,28 +305,32 @@ class Watch {
     cancelAnimationFrame(this.frame);
     this.playing.textContent = "Play";
     this.frame = 0;
+    played.add(this.source.run);
   }
 
-  /** Runs through the training; with reduced motion it jumps from probe to probe. */
+  /** Runs through the training, slowly where it learns fast; with reduced motion it jumps from probe to probe. */
   play() {
     if (this.frame) {
       this.stop();
+      this.draw();
       return Promise.resolve();
     }
+    const position = pace(this.source);
     const last = this.source.probes.length - 1;
-    const first = this.moment.at >= last - 0.01 ? 0 : this.moment.at;
+    const from = this.moment.at >= last - 0.01 ? 0 : this.moment.at;
+    let passed = 0; // share of the time that the part before `from` takes
+    while (passed < 1 && position(passed) < from) passed += 0.002;
     const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
     const begun = performance.now();
     this.playing.textContent = "Stop";
     return /** @type {Promise<void>} */ (new Promise((done) => {
       const tick = (now) => {
-        const at = first + (last * Math.max(0, now - begun)) / (1000 * SECONDS);
-        this.go(still ? Math.floor(at) : at, { quiet: false });
-        if (at < last && !this.signal.aborted) this.frame = requestAnimationFrame(tick);
-        else {
-          this.stop();
+        const at = position(passed + Math.max(0, now - begun) / (1000 * SECONDS));
+        if (at >= last || this.signal.aborted) {
+          if (!this.signal.aborted) this.stop();
           done();
-        }
+        } else this.frame = requestAnimationFrame(tick);
+        this.go(still ? Math.floor(at) : at, { quiet: false });
       };
       this.frame = requestAnimationFrame(tick);
     }));
@@ -341,8 +352,8 @@ class Watch {
 
   async film() {
     if (this.frame) this.stop();
-    const last = this.source.probes.length - 1;
-    const content = await film(this.canvas, SECONDS + STILL, (seconds) => this.go((last * seconds) / SECONDS, { quiet: false }), this.signal);
+    const position = pace(this.source);
+    const content = await film(this.canvas, SECONDS + STILL, (seconds) => this.go(position(seconds / SECONDS), { quiet: false }), this.signal);
     if (!this.signal.aborted) saveFile(this.fileName("webm"), content);
   }
 
