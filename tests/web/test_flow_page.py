@@ -80,7 +80,7 @@ def test_keys_step_through_boxes_layers_and_heads(page: Any) -> None:
 def test_a_link_leads_to_the_same_box(page: Any) -> None:
     """Opened by Enter; in its map the keys that step through boxes walk over cells."""
     visit(page, f"{FLOW}&layer=1")
-    page.get_by_role("button", name="Open layer 2 of the encoder: feed-forward").focus()
+    page.get_by_role("button", name="Open Layer 2, feed-forward of the encoder").focus()
     page.keyboard.press("Enter")
     title = page.locator(".openbox > h2")
     expect(title).to_contain_text("Hidden Encoder, layer 2 of 2")
@@ -160,7 +160,7 @@ def test_the_diagram_fits_the_window(page: Any) -> None:
         assert scroll.evaluate("one => one.scrollHeight - one.clientHeight") <= 1  # no row is cut
     page.set_viewport_size({"width": 1280, "height": 800})
     visit(page, f"{FLOW}&box=decoder.cross.weights&layer=1")
-    page.get_by_role("button", name="Open layer 2 of the decoder: self-attention").click()
+    page.get_by_role("button", name="Open Layer 2, self-attention of the decoder").click()
     expect(page.locator("[id='box-decoder.self.weights']")).to_be_visible()
 
 

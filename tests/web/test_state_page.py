@@ -106,7 +106,7 @@ def test_tokens_start_unmerged_and_play(page: Any) -> None:
     expect(pieces).to_have_count(whole - 1)
     page.get_by_role("button", name="Play").click()
     page.clock.run_for(20_000)
-    final = page.locator("section.panel > .chips li")
+    final = page.locator("figure.tokens > .chips li")
     expect(pieces).to_have_count(final.count())
     page.clock.resume()
     page.emulate_media(reduced_motion="no-preference")

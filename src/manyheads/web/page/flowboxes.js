@@ -231,7 +231,7 @@ export class FlowBoxes extends Figure {
     const attention = of !== "layer" ? of : parts.includes("cross") ? "cross" : "self";
     const open = (what, head) => () => this.choose(`${column.name}.${what}`, { layer: String(layer), zoom: "layer", ...(head === undefined ? {} : { head: String(head) }) });
     const first = { feedforward: "feedforward.hidden", input: "input" }[of] ?? `${attention}.weights`;
-    const label = of === "input" ? `Open the embeddings of the ${column.name}` : `Open layer ${layer + 1} of the ${column.name}${of === "layer" ? "" : `: ${KINDS[of]}`}`;
+    const label = title ? `Open ${title} of the ${column.name}` : `Open layer ${layer + 1} of the ${column.name}: ${KINDS[of]}`;
     const words = element("button", { type: "button", class: "quiet", "aria-label": label, onclick: open(first) }, title ?? KINDS[of]);
     const maps = this.heads.get(`${column.name}.${attention}.weights`);
     return element("div", { class: "closed" }, words, ...(maps ? this.thumbnails(maps, layer, (head) => open(`${attention}.weights`, head)) : []));

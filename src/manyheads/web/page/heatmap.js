@@ -105,7 +105,7 @@ export class HeatMap extends Figure {
     const fit = Math.floor((room - left - right) / columns.length);
     const staged = this.root.classList.contains("staged"); // as large as the window allows
     // A map grows with its card, as long as it fits the window.
-    const largest = staged ? Math.floor((this.root.clientHeight - this.insight.offsetHeight - top - 76) / rows.length) : grown(this.largest, Math.floor((this.share * innerHeight) / rows.length));
+    const largest = staged ? Math.floor((this.root.clientHeight - this.insight.offsetHeight - top - 66) / rows.length) : grown(this.largest, Math.floor((this.share * innerHeight) / rows.length));
     const few = rows.length <= 32 && columns.length <= 32; // words: cells may be wider than tall
     const cell = Math.max(columns.length > 64 ? 1 : 3, Math.min(staged ? 2.2 * largest : few ? 2 * largest : largest, fit));
     const flat = rows.length <= 10 || columns.length > 4 * rows.length;
@@ -251,7 +251,7 @@ function ringsOf({ rings }, { left, top, cell, tall }) {
 /** Labels of rows and columns as SVG; labels are thinned out if there are many. */
 function labelText({ rows, columns }, { left, top, cell, tall, letter }) {
   const every = (size, count) => {
-    const least = (1.8 * letter) / size;
+    const least = (1.65 * letter) / size;
     return least <= 1 ? 1 : ([2, 5, 10, 20, 50, 100].find((step) => step >= least) ?? count);
   };
   const text = (label) => escaped(visible(label).slice(0, 18));

@@ -24,7 +24,7 @@ export function stage(content, number) {
   staged?.classList.add("staged");
   // Figures are laid out again for the window, after which the chosen part has its final position.
   requestAnimationFrame(() => requestAnimationFrame(() => {
-    const here = staged?.querySelector("[data-here], [aria-pressed='true']");
+    const here = staged?.querySelector("[data-here], [aria-pressed='true'], [aria-selected='true']");
     here?.scrollIntoView({ block: here.closest("svg") ? "nearest" : "center", inline: "center" });
   }));
 }

@@ -355,17 +355,17 @@ export function drawCurve(context, story, moment, theme, box, marks) {
   context.fillText(`loss ${now.toFixed(2)}`, here > box.right - 90 ? box.right : here + 12, Math.max(box.axis + 18, y(now) - 12));
 }
 
-/** Flags where something is learned; those ahead are pale. Later flags yield to earlier ones. */
+/** Flags where something is learned; those ahead are pale. Earlier flags yield to later ones. */
 function drawMarks(context, marks, moment, theme, { x, y, top, right }) {
   context.font = `12px ${FONT}`;
   context.lineWidth = 1;
-  let end = -Infinity;
-  for (const { at, text } of marks) {
+  let begin = Infinity; // of the flag to the right
+  for (const { at, text } of [...marks].reverse()) {
     const wide = context.measureText(text).width;
     const isLate = x(at) + wide + 8 > right;
     const start = isLate ? x(at) - wide - 5 : x(at) + 5;
-    if (start < end + 8) continue;
-    end = start + wide;
+    if (start + wide + 8 > begin) continue;
+    begin = Math.min(start, x(at));
     context.globalAlpha = moment.at >= at - 0.01 ? 1 : 0.6;
     context.strokeStyle = theme.quiet;
     context.setLineDash([3, 3]);

@@ -243,10 +243,10 @@ async function drawView(view, { state, trace, map, layer, head, isOff }, signal)
   if (screen.near.firstChild !== shownPart.root) screen.near.replaceChildren(shownPart.root);
 }
 
-/** What a head does, and which word it finds at another position. */
+/** The word that a head finds at another position, or what the head does. */
 function insight(map, layer, head, values) {
   const word = map.name === "decoder.cross" ? farthest(map.rows, map.columns, (row, column) => values[row * map.columns.length + column]) : null;
-  return [roleOf(map, layer, head).sentence, word ? tellMove(word, map.rows, map.columns) : ""].join(" ").trim();
+  return word ? tellMove(word, map.rows, map.columns) : roleOf(map, layer, head).sentence;
 }
 
 /** The keys of a head; in grouped-query attention those of its group. */

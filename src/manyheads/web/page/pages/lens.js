@@ -75,7 +75,7 @@ function showTable(by, state) {
   screen.table.show(
     {
       name: "lens",
-      title: `Most probable next token, colour = ${by === "entropy" ? `entropy, 0 to ${most.toFixed(2)} bits` : "its probability, 0 to 1"}; underlined: the actual next token`,
+      title: `Most probable next token; colour: ${by === "entropy" ? `entropy, 0 to ${most.toFixed(2)} bits` : "its probability"}; underlined: right`,
       insight: insight(table),
       rows,
       given: table.given,

@@ -12,12 +12,15 @@ import { chips } from "../tokens.js";
 const PAUSE = 350; // milliseconds of a merge when it plays
 const area = textArea("text", { step: "" });
 const panels = element("div", { class: "panels" });
+/** Goes to another step of the first panel. @type {((by: number) => void)|null} */
+let walk = null;
 
-export const { draw, keys } = definePage({
+export const { draw, keys, next } = definePage({
   name: "tokens",
   about: "From bytes to subwords: the merges that training has learned, one at a time. A leading space is shown as ·.",
   keys: [["← →", "on the slider: previous merge, next merge"]],
   example: (run) => run.example && `Unbelievable! ${run.example}`, // a rare word is divided
+  next: (by) => walk?.(by),
   build: () => [labelled("Text", area, "wide"), panels],
   show,
 });
@@ -36,14 +39,14 @@ function panel(name, text, tokenized, first) {
   const per = tokenized.ids.length ? ` (${shown(characters / tokenized.ids.length, 2)} characters each)` : "";
   const about = `${tokenized.kind}, ${tokenized.vocab_size.toLocaleString("en")} tokens in the vocabulary; ${tokenized.ids.length} tokens for ${characters} characters${per}`;
   const sentence = insight(text, tokenized.pieces);
-  return html`<section class="panel">
-    <h2>${name}</h2>
+  return html`<figure class="panel tokens">
+    <figcaption><h2>${name}</h2></figcaption>
     <p class="note">${about}</p>
     ${sentence && html`<p class="insight">${sentence}</p>`}
     ${chips(tokenized.pieces, tokenized.ids)}
     ${tokenized.steps.length ? steps(tokenized, first) : html`<p class="note">${tokenized.reason}</p>`}
     ${saving(() => viewOf(name, tokenized))}
-  </section>`;
+  </figure>`;
 }
 
 /** The word that is divided into most tokens. @param {string} text @param {string[]} pieces */
@@ -96,17 +99,14 @@ function steps(tokenized, first) {
     timer = setTimeout(tick, PAUSE);
   };
   const play = element("button", { type: "button", class: "primary", onclick: start }, "Play");
-  const slider = element("input", {
-    type: "range",
-    min: "0",
-    max: String(last),
-    value: initial ?? "0",
-    oninput: (event) => {
-      stop();
-      showStep(Number(event.target.value));
-      if (first) change({ step: event.target.value }, { replace: true, quiet: true });
-    },
-  });
+  const go = (value) => {
+    stop();
+    slider.value = String(value);
+    showStep(Number(slider.value));
+    if (first) change({ step: slider.value }, { replace: true, quiet: true });
+  };
+  const slider = element("input", { type: "range", min: "0", max: String(last), value: initial ?? "0", oninput: () => go(slider.value) });
+  if (first) walk = (by) => go(Number(slider.value) + by);
   showStep(Number(slider.value));
   stop();
   if (initial === undefined && !matchMedia("(prefers-reduced-motion: reduce)").matches) start();
