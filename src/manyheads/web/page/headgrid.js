@@ -79,7 +79,8 @@ export class HeadGrid extends Figure {
     paint(canvas, bytes.values.subarray(from, from + rows * columns), rows, columns);
     const isChosen = chosen[0] === layer && chosen[1] === head;
     const isOff = this.off.has(`${this.map.name}.${layer}.${head}`);
-    const words = `${layer + 1}·${head + 1}${this.by ? ` ${shown(this.map.statistics[this.by][layer][head], 2)}` : ""}`;
+    const name = `${layer + 1}·${head + 1}${this.by ? ` ${shown(this.map.statistics[this.by][layer][head], 2)}` : ""}`;
+    const role = this.by ? "" : roleOf(this.map, layer, head).name;
     return element(
       "button",
       {
@@ -87,12 +88,13 @@ export class HeadGrid extends Figure {
         class: isOff ? "off" : "",
         tabindex: isChosen ? "0" : "-1",
         "aria-pressed": String(isChosen),
-        "aria-label": `layer ${layer + 1}, head ${head + 1}${isOff ? ", knocked out" : ""}: ${words}`,
+        "aria-label": `layer ${layer + 1}, head ${head + 1}${isOff ? ", knocked out" : ""}: ${name} ${role}`.trim(),
         onclick: (event) => (event.shiftKey ? this.knock : this.choose)(layer, head),
       },
       canvas,
-      element("span", {}, words),
-      this.by ? null : element("span", { class: "role" }, roleOf(this.map, layer, head).name),
+      element("span", {}, name),
+      " ",
+      role ? element("span", { class: "role" }, role) : null,
     );
   }
 
