@@ -1,9 +1,10 @@
 // What a model gave for a held-out example at each validation, from the probes of its training.
 
 import { element, html, labelled, nothing, render, select } from "./dom.js";
-import { compared, marked } from "./tokens.js";
+import { marked } from "./tokens.js";
 import { kindOf } from "./watchparts.js";
 import { pictureText } from "./watchpictures.js";
+import { compared } from "./watchstory.js";
 
 const MOST = 12; // rows
 
