@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.config import change, dump
-from manyheads.data.language import TextData
+from manyheads.data.language import Counts, TextData
 from manyheads.data.prepared import (
     INDEX,
     SAMPLE,
-    Counts,
     PairSource,
     Shards,
     TextSource,

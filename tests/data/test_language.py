@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.helpers import refusal, write
 
-from manyheads.data import language
+from manyheads.data import language, shards
 from manyheads.data.language import EncodedText, TextData, Texts, Windows, room_for_text
 from manyheads.errors import DataError, UserError
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -208,6 +208,7 @@ def test_the_size_of_blocks_and_calls_changes_nothing(monkeypatch: pytest.Monkey
     assert once.flat[: once.document_starts[1] - 1].tolist() == bpe.encode("".join(lines))
     monkeypatch.setattr(language, "BLOCK", 1)
     monkeypatch.setattr(language, "CALL", 50)
+    monkeypatch.setattr(shards, "CALL", 50)
     assert len(texts.strings()) > 5
     often = EncodedText(texts, bpe, ends=True)
     assert often.flat.tolist() == once.flat.tolist()

@@ -16,20 +16,20 @@ from jaxtyping import Int
 from manyheads.data.batching import digest_of
 from manyheads.data.corpus import SplitData, SplitItems, check_folder
 from manyheads.data.files import PACKED, is_table, plain_name, read_columns, stream_lines
+from manyheads.data.shards import CALL, encode_all
 from manyheads.errors import DataError, UserError
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 Lines = Literal["text", "sentences"]
+Line = tuple[bool, str]  # and whether a document begins with it
 
 # Words in the name of a file that decide its split; any other file is for training.
 SPLIT_WORDS = {"valid": {"valid", "val", "dev", "validation"}, "test": {"test"}}
 NOT_TEXT = (".md", ".json", ".toml")
 
-# Characters of a running text that the tokenizer gets as one string, and in one call: the
-# library keeps several hundred bytes of each token until the call returns.
+# Characters of a running text that the tokenizer gets as one string.
 BLOCK = 1 << 17
 LONG_LINE = 50  # characters
-CALL = 1 << 21
 
 LARGEST_SHUFFLE = 1 << 20  # numbers in one shuffle; more are shuffled block by block
 
@@ -84,27 +84,11 @@ class Texts(SplitItems):
         return list(join_blocks(re.findall(r"[^\n]*\n|[^\n]+", text)))
 
     def part(self, split: str, valid_fraction: float) -> "Texts":
-        """The beginning for training, or the end for validation.
-
-        Documents are divided, a single one by sentences, and running text by characters.
-        """
-        documents = self.documents
-        if self.lines == "text" and (len(documents) == 1 or not self.from_rows):
-            parts = _cut_text(documents, valid_fraction)
-        elif len(documents) > 1:
-            first = first_part(len(documents), valid_fraction)
-            parts = documents[:first], documents[first:]
-        else:
-            [sentences] = documents
-            if len(sentences) < 2:
-                raise DataError(
-                    f"{self.name}: one sentence cannot be divided into training and validation: "
-                    "add text, or a file NAME.valid.txt"
-                )
-            first = first_part(len(sentences), valid_fraction)
-            parts = [sentences[:first]], [sentences[first:]]
+        """The beginning for training, or the end for validation."""
+        lines = [(not row, line) for part in self.documents for row, line in enumerate(part)]
+        parts = divide(lines, Counts.of(lines), self, split, valid_fraction)
         which = "the last part" if split == "valid" else "the first part"
-        return replace(self, documents=parts[split == "valid"], name=f"{self.name}, {which}")
+        return replace(self, documents=by_document(parts), name=f"{self.name}, {which}")
 
     def _sentences(self) -> Iterator[str]:
         return chain.from_iterable(self.documents)
@@ -201,17 +185,11 @@ class TextData(SplitData[list[Path]]):
         return files
 
     def _documents(self, path: Path) -> list[list[str]]:
-        documents: list[list[str]] = []
-        for begins, line in self.stream(path):
-            documents += [[]] if begins else []
-            documents[-1].append(line)
+        documents = by_document(self.stream(path))
         return [["".join(lines)] for lines in documents] if self.lines == "text" else documents
 
-    def stream(self, path: Path) -> Iterator[tuple[bool, str]]:
-        """The lines of running text, with their ends, or the sentences of a file.
-
-        And whether each is the first of a document.
-        """
+    def stream(self, path: Path) -> Iterator[Line]:
+        """The lines of running text, with their ends, or the sentences of a file."""
         texts: Iterable[Iterable[str]] = (
             [stream_lines(path)]
             if not is_table(path)
@@ -241,23 +219,71 @@ def first_part(count: int, valid_fraction: float) -> int:
     return min(max(first, 1), count - 1)
 
 
-def _cut_text(
-    documents: list[list[str]], valid_fraction: float
-) -> tuple[list[list[str]], list[list[str]]]:
-    """The first and the last characters; the document with the cut becomes two.
+@dataclass
+class Counts:
+    """The size of a text, before anything is held out."""
 
-    The second part begins with a word: the rest of a word that the cut divides is left out.
+    documents: int = 0
+    rows: int = 0
+    characters: int = 0
+
+    @staticmethod
+    def of(lines: Iterable[Line]) -> "Counts":
+        counts = Counts()
+        for begins, line in lines:
+            counts.documents += begins
+            counts.rows += 1
+            counts.characters += len(line)
+        return counts
+
+
+def divide(
+    lines: Iterable[Line], counts: Counts, texts: Texts, split: str, valid_fraction: float
+) -> Iterator[Line]:
+    """The first lines for training, or the last ones for validation.
+
+    Documents are divided, a single one by sentences, and running text by characters. Validation
+    begins with a word: the rest of a word that the cut divides is left out.
     """
-    sizes = [len(text) for [text] in documents]
-    left = first_part(sum(sizes), valid_fraction)
-    number = int(np.searchsorted(np.cumsum(sizes), left, "right"))
-    [text], left = documents[number], left - sum(sizes[:number])
-    first, last = text[:left], text[left:]
-    if first[-1:].isalnum():
-        after_word = REST_OF_WORD.sub("", last, count=1)
-        last = after_word if after_word.strip() else last
-    before = [[first]] if first else []
-    return [*documents[:number], *before], [[last], *documents[number + 1 :]]
+    by_characters = texts.lines == "text" and (counts.documents == 1 or not texts.from_rows)
+    by_documents = not by_characters and counts.documents > 1
+    total = counts.documents if by_documents else counts.rows
+    if not by_characters and total < 2:
+        raise DataError(
+            f"{texts.name}: one sentence cannot be divided into training and validation: add "
+            "text, or a file NAME.valid.txt"
+        )
+    left = first_part(counts.characters if by_characters else total, valid_fraction)
+    done, is_first = Counts(), True
+    for begins, line in lines:
+        done.documents += begins
+        if by_characters:
+            cut = min(max(left - done.characters, 0), len(line))
+        else:
+            is_before = done.documents <= left if by_documents else done.rows < left
+            cut = len(line) if is_before else 0
+        done.rows += 1
+        done.characters += len(line)
+        if split != "valid":
+            part = line[:cut]
+        else:
+            part = line[cut:]
+            if part and cut and line[cut - 1].isalnum():
+                after_word = REST_OF_WORD.sub("", part, count=1)
+                is_last = done.characters == counts.characters
+                part = part if is_last and not after_word.strip() else after_word
+        if part:
+            yield begins or is_first, part
+            is_first = False
+
+
+def by_document(lines: Iterable[Line]) -> list[list[str]]:
+    """The lines of each document."""
+    documents: list[list[str]] = []
+    for begins, line in lines:
+        documents += [[]] if begins else []
+        documents[-1].append(line)
+    return documents
 
 
 class EncodedText:
@@ -276,7 +302,7 @@ class EncodedText:
         has_end = np.full(len(strings), ends and texts.lines == "sentences")
         has_end[stops[1:] - 1] = ends
         tokens, starts = array("i"), [0]
-        for ids, add_end in zip(_encode(strings, tokenizer), has_end, strict=True):
+        for ids, add_end in zip(encode_all(strings, tokenizer), has_end, strict=True):
             tokens.extend(ids)
             if add_end:
                 tokens.append(tokenizer.end)
@@ -303,16 +329,6 @@ class EncodedText:
     def digest(self) -> str:
         """A hash of the stream and its divisions."""
         return digest_of(self.flat, self.document_starts, self.sentence_starts)
-
-
-def _encode(strings: list[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
-    """The ids of each string, with a limit on the characters in one call."""
-    start = size = 0
-    for row, string in enumerate([*strings, ""]):
-        size += len(string)
-        if row == len(strings) or size > CALL:
-            yield from tokenizer.encode_batch(strings[start : row + 1])
-            start, size = row + 1, 0
 
 
 def room_for_text(max_length: int, special_tokens: int) -> int:

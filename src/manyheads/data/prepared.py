@@ -22,11 +22,12 @@ from manyheads.data.batching import Batches, Ragged, Rows, TooLong, digest_of
 from manyheads.data.corpus import held_out_rows
 from manyheads.data.files import is_table
 from manyheads.data.language import (
-    REST_OF_WORD,
+    Counts,
     EncodedText,
+    Line,
     TextData,
     Texts,
-    first_part,
+    divide,
     join_blocks,
 )
 from manyheads.data.shards import FORMAT, Column, Facts, Job, Mapped, open_shard
@@ -299,15 +300,6 @@ class GroupedBatches:
 # --- write ---
 
 
-@dataclass
-class Counts:
-    """The size of the training files, before anything is held out."""
-
-    documents: int = 0
-    rows: int = 0
-    characters: int = 0
-
-
 def shard_path(folder: Path, split: str, number: int) -> Path:
     return folder / split / f"{number:05d}.safetensors"
 
@@ -320,10 +312,7 @@ class TextSource:
     counts: Counts = field(default_factory=Counts)
 
     def count(self) -> Counts:
-        for begins, line in self._lines("train", held_out=False):
-            self.counts.documents += begins
-            self.counts.rows += 1
-            self.counts.characters += len(line)
+        self.counts = Counts.of(self._lines("train", held_out=False))
         return self.counts
 
     def splits(self) -> list[str]:
@@ -359,7 +348,7 @@ class TextSource:
         """The strings for a tokenizer, and whether each begins and ends a document."""
         number = 0
 
-        def document(line: tuple[bool, str]) -> int:
+        def document(line: Line) -> int:
             nonlocal number
             number += line[0]
             return number
@@ -375,48 +364,15 @@ class TextSource:
             assert last is not None
             yield last, begins, True
 
-    def _lines(self, split: str, *, held_out: bool = True) -> Iterator[tuple[bool, str]]:
+    def _lines(self, split: str, *, held_out: bool = True) -> Iterator[Line]:
         """The lines of a split, as `TextData.stream`; without `held_out` those of its files."""
         files, is_divided = self.data.locate(split)
         lines = (line for path in files for line in self.data.stream(path))
         if not is_divided or not held_out:
             return lines
-        return self._divide(lines, split == "valid", from_rows=any(map(is_table, files)))
-
-    def _divide(
-        self, lines: Iterable[tuple[bool, str]], is_valid: bool, *, from_rows: bool
-    ) -> Iterator[tuple[bool, str]]:
-        """The lines before the cut, or after it: those of `Texts.part`."""
-        counts, by_characters = self.counts, self.data.lines == "text"
-        by_characters = by_characters and (counts.documents == 1 or not from_rows)
-        by_documents = not by_characters and counts.documents > 1
-        total = counts.documents if by_documents else counts.rows
-        total = counts.characters if by_characters else total
-        if total < 2:
-            raise DataError("one sentence cannot be divided into training and validation: add text")
-        left, position, document, is_first = first_part(total, self.data.valid_fraction), 0, 0, True
-        for row, (begins, line) in enumerate(lines):
-            document += begins
-            before = (
-                left - position
-                if by_characters
-                else document <= left
-                if by_documents
-                else row < left
-            )
-            cut = min(max(before, 0), len(line)) if by_characters else before * len(line)
-            position += len(line)
-            rest = line[cut:]
-            if cut and not is_valid:
-                yield begins, line[:cut]
-            elif rest and is_valid:
-                if cut and line[cut - 1].isalnum():
-                    after_word = REST_OF_WORD.sub("", rest, count=1)
-                    is_last = position == counts.characters
-                    rest = after_word if after_word.strip() or not is_last else rest
-                if rest:
-                    yield begins or is_first, rest
-                    is_first = False
+        name, from_rows = self.data.folder or self.data.file, any(map(is_table, files))
+        texts = Texts([], self.data.lines, name=name, from_rows=from_rows)
+        return divide(lines, self.counts, texts, split, self.data.valid_fraction)
 
 
 @dataclass

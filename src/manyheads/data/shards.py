@@ -34,6 +34,16 @@ Arrays = dict[str, np.ndarray]
 Facts = dict[str, Any]
 
 
+def encode_all(texts: list[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
+    """The ids of each text, with a limit on the characters in one call."""
+    start = size = 0
+    for row, text in enumerate(texts, start=1):
+        size += len(text)
+        if row == len(texts) or size >= CALL:
+            yield from tokenizer.encode_batch(texts[start:row])
+            start, size = row, 0
+
+
 @dataclass(frozen=True)
 class Column:
     """Texts to encode, one row each: its ids come after `before` and, with `ends`, before `end`."""
@@ -47,23 +57,10 @@ class Column:
         """All tokens, and where each row begins and the last one ends."""
         wide = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
         parts: list[np.ndarray] = []
-        lengths: list[int] = []
-        for start, stop in self._calls():
-            for ids, ends in zip(
-                tokenizer.encode_batch(self.texts[start:stop]), self.ends[start:stop], strict=True
-            ):
-                row = [*self.before, *ids, *([self.end] if ends else [])]
-                parts.append(np.array(row, wide))
-                lengths.append(len(row))
-        return np.concatenate(parts), np.cumsum([0, *lengths]).astype(np.uint32)
-
-    def _calls(self) -> Iterator[tuple[int, int]]:
-        start = size = 0
-        for row, text in enumerate(self.texts, start=1):
-            size += len(text)
-            if row == len(self.texts) or size >= CALL:
-                yield start, row
-                start, size = row, 0
+        for ids, ends in zip(encode_all(self.texts, tokenizer), self.ends, strict=True):
+            parts.append(np.array([*self.before, *ids, *([self.end] if ends else [])], wide))
+        starts = np.cumsum([0, *map(len, parts)]).astype(np.uint32)
+        return np.concatenate(parts), starts
 
 
 @dataclass(frozen=True)
@@ -180,15 +177,10 @@ def verify(path: Path) -> None:
 
 
 class Mapped:
-    """An array in parts, one in each shard, read by positions as if it were one.
+    """An array in parts, one in each shard, read by positions as if it were one."""
 
-    `offsets` are added to the values of each shard.
-    """
-
-    def __init__(
-        self, paths: list[Path], name: str, counts: Sequence[int], offsets: Any = None
-    ) -> None:
-        self.paths, self.name, self.offsets = paths, name, offsets
+    def __init__(self, paths: list[Path], name: str, counts: Sequence[int]) -> None:
+        self.paths, self.name = paths, name
         self.edges: Int[np.ndarray, " n1"] = np.cumsum([0, *counts])
 
     def __len__(self) -> int:
@@ -202,6 +194,4 @@ class Mapped:
             here = shard == number
             part = open_shard(self.paths[number])[0][self.name]
             values[here] = part[positions[here] - self.edges[number]]
-            if self.offsets is not None:
-                values[here] += self.offsets[number]
         return values
