@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Int
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from manyheads.errors import DataError
 from manyheads.fileio import replace_file
@@ -92,7 +92,9 @@ class Job:
         arrays["documents"] = arrays[f"{first}.starts"][self.documents]
         facts |= {"format": FORMAT, "checksum": checksum(arrays)}
         header = {HEADER: json.dumps(facts)}  # one key: several would be written in any order
-        replace_file(self.path, lambda partial: save_file(arrays, partial, header))
+        # `save_file` would leave a temporary file of its own if it was killed.
+        content = save(arrays, header)
+        replace_file(self.path, lambda partial: partial.write_bytes(content))
 
 
 def write_shards(jobs: Iterable[Job], tokenizer_path: Path, workers: int) -> Iterator[Job]:
