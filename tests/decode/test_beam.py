@@ -41,7 +41,7 @@ from manyheads.decode.beam import (
     SpecialTokens,
     length_penalty,
 )
-from manyheads.decode.decoder import Seq2SeqSession
+from manyheads.decode.decoder import after_sources
 from manyheads.errors import UserError
 from manyheads.ops import logsumexp
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -139,7 +139,7 @@ def test_batch_sizes() -> None:
 
 
 def test_sessions_implement_the_protocol() -> None:
-    assert isinstance(Seq2SeqSession(toy_model(), *toy_source(2)), DecoderSession)
+    assert isinstance(after_sources(toy_model(), *toy_source(2)), DecoderSession)
     assert isinstance(Recomputing(chance(5), 1), DecoderSession)
 
 

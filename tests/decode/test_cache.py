@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from toys import CELLS, CORES, POSITIONS, toy_model, toy_source
 
 from manyheads.baselines.rnn import RnnConfig
-from manyheads.decode.decoder import GptSession, Seq2SeqSession
+from manyheads.decode.decoder import after_prompts, after_sources
 from manyheads.decode.kv_cache import GROWTH, KVCache
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.nn.attention import Dense, Fused
@@ -151,11 +151,11 @@ def test_a_step_copies_no_keys_unless_a_sentence_leaves() -> None:
 
 def test_only_exact_attention_without_experts_shares_slots() -> None:
     prompt, source = torch.zeros(1, 1, dtype=torch.long), toy_source(2)
-    assert GptSession(gpt(), prompt).cache.shared
-    assert not GptSession(gpt(feedforward=Experts()), prompt).cache.shared
+    assert after_prompts(gpt(), prompt).cache.shared
+    assert not after_prompts(gpt(feedforward=Experts()), prompt).cache.shared
     rnn = RnnConfig(vocab_size=30, dim=16).build()
-    assert not Seq2SeqSession(rnn, *source).cache.shared
-    assert Seq2SeqSession(toy_model(), *source).cache.shared
+    assert not after_sources(rnn, *source).cache.shared
+    assert after_sources(toy_model(), *source).cache.shared
 
 
 @pytest.mark.parametrize(("position", "core"), CELLS)

@@ -21,7 +21,7 @@ from toys import (
 
 from manyheads.baselines.rnn import RnnConfig
 from manyheads.decode.beam import Decode
-from manyheads.decode.decoder import Seq2SeqSession
+from manyheads.decode.decoder import after_sources
 from manyheads.decode.ensemble import EnsembleSession, ensemble
 from manyheads.decode.sample import Sample
 from manyheads.decode.translate import Translator
@@ -50,10 +50,10 @@ def test_tokens_have_the_mean_of_the_probabilities(beam: int) -> None:
 
     decode, limits = Decode(beam=beam), [9, 7, 12, 10, 8, 11, 9, 6, 10]
     search = beam_search(decode)
-    session = EnsembleSession([Seq2SeqSession(model, source, padding) for model in models])
+    session = EnsembleSession([after_sources(model, source, padding) for model in models])
     results = search(session, START, torch.tensor(limits))
     same(results, [plain_search(mean, *row, SUPPRESSED, decode) for row in enumerate(limits)])
-    single = search(Seq2SeqSession(models[0], source, padding), START, torch.tensor(limits))
+    single = search(after_sources(models[0], source, padding), START, torch.tensor(limits))
     assert [nbest[0].tokens for nbest in single] != [nbest[0].tokens for nbest in results]
 
 

@@ -25,7 +25,7 @@ from toys import (
 )
 
 from manyheads.decode.beam import Decode, DecoderSession, Hypothesis
-from manyheads.decode.decoder import GptSession
+from manyheads.decode.decoder import after_prompts
 from manyheads.decode.generate import Generator, as_text
 from manyheads.decode.sample import Sample
 from manyheads.errors import UserError
@@ -82,7 +82,7 @@ def uncached(model: Gpt, prompt: list[int], limit: int, decode: Decode) -> list[
 
 
 def test_the_session_implements_the_protocol() -> None:
-    assert isinstance(GptSession(toy_gpt(), torch.tensor([[7]])), DecoderSession)
+    assert isinstance(after_prompts(toy_gpt(), torch.tensor([[7]])), DecoderSession)
 
 
 @schemes

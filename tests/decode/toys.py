@@ -9,7 +9,7 @@ from tokenizers import models, pre_tokenizers
 from torch import Tensor
 
 from manyheads.decode.beam import BeamSearch, Decode, Hypothesis, LogitsConstraints
-from manyheads.decode.decoder import Seq2SeqSession
+from manyheads.decode.decoder import after_sources
 from manyheads.decode.translate import Translator
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.nn.attend import AttentionFunctionConfig
@@ -167,7 +167,7 @@ def searched(
 ) -> list[list[Hypothesis]]:
     """Beam search as the translator does it."""
     search = beam_search(Decode(**decode))
-    return search(Seq2SeqSession(model, source, real), START, torch.tensor(limits))
+    return search(after_sources(model, source, real), START, torch.tensor(limits))
 
 
 def same(results: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:

@@ -17,8 +17,8 @@ from manyheads.nn.attention import (
     AttentionFunction,
     AttentionInputs,
     AttentionSizes,
+    Cache,
     Dense,
-    StateCache,
 )
 from manyheads.nn.block import initialise
 from manyheads.nn.layers import LMHead
@@ -90,7 +90,7 @@ class BaselineModel(EncoderDecoderBase):
         target: Tensor,
         memory: EncoderOutput,
         target_real: Tensor | None = None,
-        cache: StateCache | None = None,
+        cache: Cache | None = None,
     ) -> Hidden:
         """Hidden states; with a cache, at the positions after the cached ones."""
         if target_real is not None:
@@ -100,9 +100,7 @@ class BaselineModel(EncoderDecoderBase):
             cache.advance(target.shape[1])
         return self.dropout(hidden)
 
-    def decoder_states(
-        self, target: Tensor, memory: EncoderOutput, cache: StateCache | None
-    ) -> Hidden:
+    def decoder_states(self, target: Tensor, memory: EncoderOutput, cache: Cache | None) -> Hidden:
         """The decoder's top layer, continued from the states in the cache."""
         raise NotImplementedError
 

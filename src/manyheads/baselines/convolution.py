@@ -27,7 +27,7 @@ from manyheads.baselines.baseline import (
 from manyheads.config import Between, Count, Natural
 from manyheads.errors import UserError
 from manyheads.models.seq2seq import EncoderOutput
-from manyheads.nn.attention import StateCache
+from manyheads.nn.attention import Cache
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import LearnedPosition
 from manyheads.nn.scores import Dot
@@ -64,7 +64,7 @@ class Convolution(nn.Module):
         nn.init.zeros_(self.inner.bias)  # type: ignore[arg-type]
 
     def forward(
-        self, x: Hidden, real: PaddingMask | None = None, cache: StateCache | None = None
+        self, x: Hidden, real: PaddingMask | None = None, cache: Cache | None = None
     ) -> Tensor:
         if real is not None:
             x = zero_padding(x, real)
@@ -166,7 +166,7 @@ class GatedStack(nn.Module):
         x: Hidden,
         real: PaddingMask | None = None,
         memory: EncoderOutput | None = None,
-        cache: StateCache | None = None,
+        cache: Cache | None = None,
     ) -> Hidden:
         h = self.enter(x)
         for index, layer in enumerate(self.layers):
@@ -199,9 +199,7 @@ class ConvS2S(BaselineModel):
         e = self._embedded(self.encoder_position, self.tokens, source, 0)
         return EncoderOutput.of(torch.cat([self.encoder(e, source_real), e], dim=-1), source_real)
 
-    def decoder_states(
-        self, target: Tensor, memory: EncoderOutput, cache: StateCache | None
-    ) -> Hidden:
+    def decoder_states(self, target: Tensor, memory: EncoderOutput, cache: Cache | None) -> Hidden:
         start = 0 if cache is None else cache.length
         g = self._embedded(self.decoder_position, self.target_table, target, start)
         return self.decoder(g, None, memory, cache)
@@ -267,7 +265,7 @@ class DilatedBlock(nn.Module):
         self.leave = nn.Linear(half, dim)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Hidden, real: PaddingMask | None, cache: StateCache | None) -> Hidden:
+    def forward(self, x: Hidden, real: PaddingMask | None, cache: Cache | None) -> Hidden:
         first, second, third = self.norms
         y = self.enter(F.relu(first(x)))
         y = self.convolution(F.relu(second(y)), real, cache)
@@ -285,7 +283,7 @@ class DilatedStack(nn.Module):
         )
 
     def forward(
-        self, x: Hidden, real: PaddingMask | None = None, cache: StateCache | None = None
+        self, x: Hidden, real: PaddingMask | None = None, cache: Cache | None = None
     ) -> Hidden:
         for block in self.blocks:
             x = block(x, real, cache)
@@ -327,9 +325,7 @@ class ByteNet(BaselineModel):
             states = zero_padding(states, real)
         return EncoderOutput.of(states, real)
 
-    def decoder_states(
-        self, target: Tensor, memory: EncoderOutput, cache: StateCache | None
-    ) -> Hidden:
+    def decoder_states(self, target: Tensor, memory: EncoderOutput, cache: Cache | None) -> Hidden:
         start, length = 0 if cache is None else cache.length, target.shape[1]
         encoded = memory.states[:, start : start + length]
         encoded = F.pad(encoded, (0, 0, 0, length - encoded.shape[1]))

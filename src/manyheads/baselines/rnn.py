@@ -23,7 +23,7 @@ from manyheads.errors import UserError
 from manyheads.models.base import Model
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import EncoderOutput
-from manyheads.nn.attention import StateCache, States
+from manyheads.nn.attention import Cache, States
 from manyheads.nn.block import initialise
 from manyheads.nn.layers import LMHead
 from manyheads.nn.masks import AttentionMask
@@ -53,7 +53,7 @@ class RecurrentConfig(BaselineSizes):
 def run_lstm(
     lstm: nn.Module,
     x: Tensor,
-    cache: StateCache | None,
+    cache: Cache | None,
     first: Callable[[], States | None] = lambda: None,
 ) -> Tensor:
     """The outputs of an LSTM, continued from the cached state; `first` gives the initial one."""
@@ -151,9 +151,7 @@ class Rnn(BaselineModel):
         h, c = rearrange(both, "b (k l d) -> k l b d", k=2, d=self.config.dim)
         return torch.tanh(h).contiguous(), c.contiguous()
 
-    def decoder_states(
-        self, target: Tensor, memory: EncoderOutput, cache: StateCache | None
-    ) -> Hidden:
+    def decoder_states(self, target: Tensor, memory: EncoderOutput, cache: Cache | None) -> Hidden:
         """h̃ at each position."""
 
         def first() -> States:
@@ -216,9 +214,7 @@ class Gnmt(BaselineModel):
             x = y + x if index >= RESIDUAL_FROM else y
         return EncoderOutput.of(x, source_real)
 
-    def decoder_states(
-        self, target: Tensor, memory: EncoderOutput, cache: StateCache | None
-    ) -> Hidden:
+    def decoder_states(self, target: Tensor, memory: EncoderOutput, cache: Cache | None) -> Hidden:
         x = run_lstm(self.lowest, self.embed(self.target_table, target), cache)
         context = self.attention(x, memory.states, memory.mask)
         for index, layer in enumerate(self.decoder, start=1):
@@ -279,7 +275,7 @@ class RnnLm(Model):
         self,
         tokens: Tokens,
         real: Tensor | None = None,
-        cache: StateCache | None = None,
+        cache: Cache | None = None,
         documents: Tensor | None = None,
     ) -> Hidden:
         """States of the top layer; padding, which follows a text, does not change them."""

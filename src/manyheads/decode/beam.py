@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
@@ -299,6 +300,7 @@ class Candidates(NamedTuple):
 
 
 Step = Callable[[], Candidates | None]
+Forget = Callable[[Int[Tensor, " kept"]], None]
 Observer = Callable[[int, Candidates], None]
 
 
@@ -331,7 +333,7 @@ class BeamSearch:
         """
         beams = Beams(self, len(limits), int(limits.max()), limits.device)
         beams.begin(start, limits)
-        return beams.run(partial(beams.step, session), session, observe)
+        return beams.run(partial(beams.step, session), session.keep_sentences, observe)
 
 
 class Beams:
@@ -404,6 +406,8 @@ class Beams:
         self.parents.scatter_(1, position, self.origin[:, None])
         self._check_done(lp)
         self.alive_log.masked_fill_(self.done[:, None], NEVER)
+        if k > 1:
+            session.reorder(self.origin)
         return Candidates(log, parents, tokens, ending, living)
 
     def _end(
@@ -442,15 +446,11 @@ class Beams:
 
     @torch.no_grad()
     def run(
-        self,
-        step: Step,
-        session: DecoderSession | None = None,
-        observe: Observer | None = None,
+        self, step: Step, forget: Forget | None = None, observe: Observer | None = None
     ) -> list[list[Hypothesis]]:
         """Step until every sentence is done.
 
-        With `session`, hypotheses are reordered here and not by the step, and finished sentences
-        leave the batch when that pays.
+        With `forget`, finished sentences leave the batch when that pays: it keeps the others.
         """
         every = check_every(self.length.device)
         results: list[list[Hypothesis]] = [[] for _ in range(self.sentences)]
@@ -459,21 +459,21 @@ class Beams:
             candidates = step()
             if observe is not None and candidates is not None:
                 observe(length, candidates)
-            if length % every == 0:
-                done = self.done.tolist()
-                if all(done):
-                    break
-                if session is not None and SHRINK * sum(done) >= len(done):
-                    gone, left = (x.nonzero()[:, 0] for x in (self.done, ~self.done))
-                    for row, hypotheses in zip(gone, self.hypotheses(gone, length), strict=True):
-                        results[numbers[row]] = hypotheses
-                    numbers = [numbers[row] for row in left]
-                    session.keep_sentences(left)
-                    self.keep(left)
-            if session is not None and self.search.beam > 1:
-                session.reorder(self.origin)
-        rows = torch.arange(len(numbers), device=self.length.device)
-        for number, hypotheses in zip(numbers, self.hypotheses(rows, length), strict=True):
+            if length % every:
+                continue
+            done = self.done.tolist()
+            if all(done):
+                break
+            if forget is not None and SHRINK * sum(done) >= len(done):
+                gone, left = (x.nonzero()[:, 0] for x in (self.done, ~self.done))
+                for row, hypotheses in zip(gone, self.hypotheses(gone, length), strict=True):
+                    results[numbers[row]] = hypotheses
+                numbers = [numbers[row] for row in left]
+                forget(left)
+                self.keep(left)
+        for number, hypotheses in zip(
+            numbers, self.hypotheses(slice(len(numbers)), length), strict=True
+        ):
             results[number] = hypotheses
         return results
 
@@ -497,27 +497,29 @@ class Beams:
         values = vars(self).items()
         return [(name, x) for name, x in values if isinstance(x, Tensor) and name != "lp"]
 
-    def hypotheses(self, rows: Int[Tensor, " some"], length: int) -> Iterator[list[Hypothesis]]:
+    def hypotheses(
+        self, rows: Int[Tensor, " some"] | slice, length: int
+    ) -> Iterator[list[Hypothesis]]:
         """The n best ended hypotheses of some sentences, followed back through the trellis."""
-        best, k = self.search.n_best, self.search.beam
-        tokens, parents = (x[rows, 1 : length + 1].cpu() for x in (self.tokens, self.parents))
-        ended, logs, scores = (
-            x[rows, :best].cpu() for x in (self.ended, self.ended_log, self.ended_score)
-        )
-        size, beam, last = ended.unbind(-1)
+        best, k = slice(self.search.n_best), self.search.beam
+        trellis = (self.tokens[:, 1 : length + 1], self.parents[:, 1 : length + 1])
+        tokens, parents, ended = (x[rows].cpu().numpy() for x in (*trellis, self.ended))
+        logs, scores = (x[rows, best].tolist() for x in (self.ended_log, self.ended_score))
+        size, beam, last = np.moveaxis(ended[:, best], -1, 0)
         # Flat indices of the trellis: where each text leaves it, then always its predecessor.
         # Behind its first token a path is of no meaning; it wraps around, and is not read.
-        texts, lengths = torch.arange(len(rows))[:, None, None], torch.arange(length)[:, None]
+        texts, lengths = np.arange(len(tokens))[:, None, None], np.arange(length)[:, None]
         predecessors = (texts * length + lengths - 1) * k + parents
-        at = (texts[..., 0] * length + size.clamp(1, length) - 2) * k + beam
+        at = (texts[..., 0] * length + size.clip(1, length) - 2) * k + beam
         path = []
         for _ in range(length):
             path.append(at)
-            at = predecessors.take(at)
-        reverse = tokens.take(torch.stack(path, -1))
+            at = predecessors.take(at, mode="wrap")
+        reverse = tokens.take(np.stack(path, -1), mode="wrap")
         end = self.search.constraints.end
-        columns = (x.tolist() for x in (reverse, size, last, logs, scores))
-        for sentence in zip(*columns, strict=True):
+        for sentence in zip(
+            *(x.tolist() for x in (reverse, size, last)), logs, scores, strict=True
+        ):
             yield [
                 Hypothesis(text[: size - 1][::-1] + ([] if last == end else [last]), log, score)
                 for text, size, last, log, score in zip(*sentence, strict=True)

@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from manyheads.decode.beam import Beams
 from manyheads.decode.decoder import MakeState, ModelSession, Rows, Texts, has_attention
 from manyheads.decode.kv_cache import KVCache
 from manyheads.decode.static_cache import StaticCache
@@ -214,12 +213,7 @@ class StaticDecoder:
         session = StaticGptSession if isinstance(model, Gpt) else StaticSeq2SeqSession
         self.session: Any = session(model, cache, pool)
         self.state = make(shape.rows, shape.size, device)
-        self.step = GraphedFunction(self._step, device, pool)
-
-    def _step(self) -> None:
-        self.state.step(self.session)
-        if isinstance(self.state, Beams):
-            self.session.reorder(self.state.origin)
+        self.step = GraphedFunction(partial(self.state.step, self.session), device, pool)
 
     def bytes(self) -> int:
         """The size of the cache; the rest is small."""

@@ -1,7 +1,7 @@
 """What translators and generators share: sessions (a model with its cache), search and sampling."""
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from manyheads.decode.beam import (
     BeamSearch,
     Decode,
     DecoderSession,
+    Forget,
     Hypothesis,
     LogitsConstraints,
     Parents,
@@ -37,8 +38,8 @@ from manyheads.tokenizer.tokenizer import Tokenizer
 Texts = tuple[Tensor, ...]  # prompts; or sources, and True where they are not padding
 Rows = Int[Tensor, " n"]
 MakeState = Callable[[int, int, torch.device], Any]  # for so many rows of so many tokens
-# The state of a search or of sampling, its step, and the session unless the step reorders it.
-Decoding = tuple[Any, Step, DecoderSession | None]
+# The state of a search or of sampling, its step, and how to forget sentences, if that is possible.
+Decoding = tuple[Any, Step, Forget | None]
 
 # Most entries of a graph cache, and their most bytes; the least recently used one goes first.
 MAX_ENTRIES, MAX_BYTES = 8, 8 * 2**30
@@ -48,10 +49,17 @@ MAX_ENTRIES, MAX_BYTES = 8, 8 * 2**30
 
 
 class ModelSession:
-    """A model and its cache; one step passes the newest token of every hypothesis through it."""
+    """A model and its cache; one step passes the newest token of every hypothesis through it.
 
-    def __init__(self, model: Any, cache: KVCache | StaticCache) -> None:
-        self.model, self.cache = model, cache
+    In a Transformer the hypotheses of a sentence are positions, in other models rows. An
+    encoder–decoder also has the encoded sources, `memory`.
+    """
+
+    def __init__(
+        self, model: Any, cache: KVCache | StaticCache, memory: EncoderOutput | None = None
+    ) -> None:
+        self.model, self.cache, self.memory = model, cache, memory
+        self.as_rows = not isinstance(model, Gpt | Seq2Seq)
 
     def step(self, tokens: Int[Tensor, "n k"]) -> Float[Tensor, "n k v"]:
         # Before hypotheses differ, a growing cache holds one for each sentence.
@@ -61,7 +69,10 @@ class ModelSession:
         return logits.repeat_interleave(repeats, 1) if repeats > 1 else logits
 
     def hidden(self, tokens: Int[Tensor, "n k"]) -> Hidden:
-        return self.model.hidden(tokens, cache=self.cache)
+        tokens = tokens.reshape(-1, 1) if self.as_rows else tokens
+        if self.memory is None:
+            return self.model.hidden(tokens, cache=self.cache)
+        return self.model.decode(tokens, self.memory, cache=self.cache)
 
     def reorder(self, parents: Parents) -> None:
         self.cache.reorder(parents)
@@ -69,42 +80,24 @@ class ModelSession:
     def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
         assert isinstance(self.cache, KVCache)  # a static batch keeps its shape
         self.cache.keep_sentences(sentences)
+        if self.memory is not None:
+            self.memory = self.memory.select(sentences)
 
 
-class GptSession(ModelSession):
-    """A language model; the first step takes the last token of the prompts."""
-
-    def __init__(self, model: LanguageModel, prompts: Int[Tensor, "n length"]) -> None:
-        super().__init__(model, KVCache(shared=supports_cuda_graph(model)))
-        self.as_rows = not isinstance(model, Gpt)
-        if prompts.shape[1] > 1:
-            super().hidden(prompts[:, :-1])
-
-    def hidden(self, tokens: Int[Tensor, "n k"]) -> Hidden:
-        return super().hidden(tokens.reshape(-1, 1) if self.as_rows else tokens)
+def after_prompts(model: LanguageModel, prompts: Int[Tensor, "n length"]) -> ModelSession:
+    """A session of a language model; its first step takes the last token of the prompts."""
+    cache = KVCache(shared=supports_cuda_graph(model))
+    if prompts.shape[1] > 1:
+        model.hidden(prompts[:, :-1], cache=cache)
+    return ModelSession(model, cache)
 
 
-class Seq2SeqSession(ModelSession):
-    """An encoder–decoder. In a Transformer hypotheses are positions, in other models rows."""
-
-    def __init__(
-        self, model: EncoderDecoder, source: Int[Tensor, "n s"], padding: Bool[Tensor, "n s"]
-    ) -> None:
-        super().__init__(model, KVCache(shared=supports_cuda_graph(model)))
-        self.as_rows = not isinstance(model, Seq2Seq)
-        self.memory = model.encode(source, padding)
-
-    def hidden(self, tokens: Int[Tensor, "n k"]) -> Hidden:
-        tokens = tokens.reshape(-1, 1) if self.as_rows else tokens
-        return self.model.decode(tokens, self.memory, cache=self.cache)
-
-    def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
-        super().keep_sentences(sentences)
-        mask = self.memory.mask
-        padding = None if mask.padding_mask is None else mask.padding_mask[sentences]
-        self.memory = EncoderOutput(
-            self.memory.states[sentences], replace(mask, padding_mask=padding)
-        )
+def after_sources(
+    model: EncoderDecoder, source: Int[Tensor, "n s"], padding: Bool[Tensor, "n s"]
+) -> ModelSession:
+    """A session of an encoder–decoder with encoded sources."""
+    memory = model.encode(source, padding)
+    return ModelSession(model, KVCache(shared=supports_cuda_graph(model)), memory)
 
 
 def supports_cuda_graph(model: nn.Module) -> bool:
@@ -169,33 +162,40 @@ class BaseDecoder:
     def _search(
         self, texts: Texts, start: int | Rows, limits: Rows, n_best: int | None
     ) -> list[list[Hypothesis]]:
-        search = BeamSearch(self.decode, self.constraints, n_best)
-        make = partial(Beams, search)
-        key = ("search", search.n_best)
-        with self._decoding(texts, limits, search.beam, key, make) as (beams, step, session):
+        def make(*sizes: Any) -> Beams:
+            return Beams(BeamSearch(self.decode, self.constraints, n_best), *sizes)
+
+        beam = self.decode.beam
+        key = ("search", min(n_best or beam, beam))
+        with self._decoding(texts, limits, beam, key, make) as (beams, step, forget):
             beams.begin(start, limits)
-            hypotheses: list[list[Hypothesis]] = beams.run(step, session)
+            hypotheses: list[list[Hypothesis]] = beams.run(step, forget)
             return hypotheses
 
     def _sample(
         self, texts: Texts, newest: Rows, limits: Rows, sampler: Sampler
     ) -> list[list[int]]:
-        with self._sampling(texts, limits, sampler) as (samples, step, _):
-            samples.begin(newest, limits, sampler)
+        with self._sampling(texts, newest, limits, sampler) as (samples, step):
             tokens: list[list[int]] = samples.run(step)
             return tokens
 
     def _stream(self, texts: Texts, newest: Rows, limits: Rows, sampler: Sampler) -> Iterator[Rows]:
-        with self._sampling(texts, limits, sampler) as (samples, step, _):
-            samples.begin(newest, limits, sampler)
+        with self._sampling(texts, newest, limits, sampler) as (samples, step):
             yield from samples.stream(step)
 
+    @contextmanager
     def _sampling(
-        self, texts: Texts, limits: Rows, sampler: Sampler
-    ) -> AbstractContextManager[Decoding]:
+        self, texts: Texts, newest: Rows, limits: Rows, sampler: Sampler
+    ) -> Iterator[tuple[Samples, Step]]:
         sample = replace(sampler.sample, seed=0)  # graphs do not depend on the seed
-        make = partial(Samples, self.constraints, sample)
-        return self._decoding(texts, limits, 1, ("sample", sample), make)
+
+        def make(*sizes: Any) -> Samples:
+            return Samples(self.constraints, sample, *sizes)
+
+        key = ("sample", sample)
+        with self._decoding(texts, limits, 1, key, make) as (samples, step, _):
+            samples.begin(newest, limits, sampler)
+            yield samples, step
 
     @contextmanager
     def _decoding(
@@ -205,7 +205,7 @@ class BaseDecoder:
         with torch.no_grad():
             session = self.begin(*texts)
         state = make(len(limits), int(limits.max()), self.device)
-        yield state, partial(state.step, session), session
+        yield state, partial(state.step, session), session.keep_sentences
 
 
 class ModelDecoder(BaseDecoder):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyheads.baselines.rnn import LanguageModel
 from manyheads.decode.beam import Decode, DecoderSession, Hypothesis
-from manyheads.decode.decoder import BaseDecoder, GptSession, GraphCache, ModelDecoder
+from manyheads.decode.decoder import BaseDecoder, GraphCache, ModelDecoder, after_prompts
 from manyheads.decode.sample import Sample, Sampler
 from manyheads.errors import UserError, check_at_least
 from manyheads.models.gpt import Gpt
@@ -164,7 +164,7 @@ class Generator(BaseGenerator, ModelDecoder):
         return self.model.tokens.num_embeddings
 
     def begin(self, *texts: Tensor) -> DecoderSession:
-        return GptSession(self.model.eval(), *texts)
+        return after_prompts(self.model.eval(), *texts)
 
 
 class Detokenizer:

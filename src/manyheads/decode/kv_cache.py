@@ -2,12 +2,12 @@
 
 Keys and values are stored by attention module. Beam search passes the newest tokens of the k
 hypotheses of a sentence as k queries at one position. With exact attention (`shared`) keys and
-values of hypotheses never move: each step fills k new slots of a sentence, a table holds the slots
-of each hypothesis, and reordering hypotheses reorders the table. Other attention needs its keys in
-order, so each hypothesis has a row, which is copied.
+values of hypotheses never move: each step fills k new slots of a sentence, a mask has the slots
+that each hypothesis sees, and reordering hypotheses reorders the mask. Other attention needs its
+keys in order, so each hypothesis has a row, which is copied.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from manyheads.nn.attention import KeysAndValues, SelfAttention, States
+from manyheads.nn.attention import Cache, KeysAndValues, SelfAttention
 from manyheads.nn.masks import AttentionMask, Rule, make_mask
 from manyheads.nn.positions import Position
 from manyheads.nn.shapes import PaddingMask
@@ -44,23 +44,20 @@ class Lineage(Rule):
         return self.seen
 
 
-class KVCache:
-    """Self-attention keys and values that grow, and cross-attention ones computed once.
+class KVCache(Cache):
+    """Self-attention keys and values that grow."""
 
-    Recurrent and convolutional modules store their newest states here.
-    """
+    length: int
 
     def __init__(self, *, shared: bool = False) -> None:
+        super().__init__()
         self.shared = shared
         self.beams = 1  # hypotheses of a sentence, once they differ
         self.length = 0
         self._new = 0  # positions of the current forward pass
         self._slots = 0  # filled ones; equal to `length`, unless hypotheses share them
         self._row_mask: AttentionMask | None = None
-        self._kv: dict[nn.Module, KeysAndValues] = {}
-        self._cross: dict[nn.Module, KeysAndValues] = {}
-        self._states: dict[nn.Module, States] = {}
-        self._table = torch.empty(0)  # [n k length], slots of each hypothesis in text order
+        self._seen = torch.empty(0)  # [n k slots], the slots that each hypothesis sees
         self._positions = torch.empty(0)  # [1 slots], position of each slot
 
     def end(self, length: int) -> int:
@@ -78,13 +75,14 @@ class KVCache:
                 rule, 1, start=self.length, padding_mask=padding, device=device
             )
             return AttentionMask(rule, positions, self._row_mask.key_positions)
-        new = torch.arange(self._slots, self._slots + length, device=device)
-        new = new.expand(len(self._table), length)[..., None]
-        self._table = torch.cat([self._table, new], dim=-1)
+        self._see_itself()
         self._positions = torch.cat([self._positions, positions], dim=1)
-        seen = self._table.new_zeros(*self._table.shape[:2], self._slots + length, dtype=torch.bool)
-        seen.scatter_(2, self._table, True)
-        return AttentionMask(Lineage(seen), positions, self._positions)
+        return AttentionMask(Lineage(self._seen), positions, self._positions)
+
+    def _see_itself(self) -> None:
+        """Each hypothesis sees its own new slot."""
+        itself = torch.eye(self.beams, dtype=torch.bool, device=self._seen.device)
+        self._seen = torch.cat([self._seen, itself.expand(len(self._seen), -1, -1)], dim=-1)
 
     def advance(self, positions: int | None = None) -> None:
         new = self._new if positions is None else positions
@@ -120,18 +118,6 @@ class KVCache:
         for module, (keys, values) in self._kv.items():
             yield module, keys[:, :, : self._slots], values[:, :, : self._slots]
 
-    def cross_kv(self, module: nn.Module, project: Callable[[], KeysAndValues]) -> KeysAndValues:
-        if module not in self._cross:
-            keys, values = project()
-            self._cross[module] = keys.contiguous(), values.contiguous()
-        return self._cross[module]
-
-    def state(self, module: nn.Module) -> States | None:
-        return self._states.get(module)
-
-    def set_state(self, module: nn.Module, states: States) -> None:
-        self._states[module] = states
-
     @torch.no_grad()
     def reorder(self, parents: Parents) -> None:
         """Continue with these hypotheses of each sentence; the first time all are the same."""
@@ -146,9 +132,9 @@ class KVCache:
             )
         elif is_first:
             self._positions = torch.arange(self.length, device=parents.device)[None]
-            self._table = self._positions.repeat(n, k, 1)
+            self._seen = torch.ones(n, k, self.length, dtype=torch.bool, device=parents.device)
         else:
-            self._table = torch.take_along_dim(self._table, parents[..., None], 1)
+            self._seen = torch.take_along_dim(self._seen, parents[..., None], 1)
 
     @torch.no_grad()
     def select_rows(self, rows: Rows) -> None:
@@ -167,7 +153,7 @@ class KVCache:
             return
         self.select_rows(sentences)
         if self.beams > 1:
-            self._table = self._table[sentences]
+            self._seen = self._seen[sentences]
 
     def bytes(self) -> int:
         """Size of all cached tensors, without unfilled slots."""

@@ -8,7 +8,6 @@ for each hypothesis and position, the beam that wrote its token there (its ances
 hypotheses reorders the table.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,7 +17,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from manyheads.decode.kv_cache import BeamQueries, KVCache, OwnSlots, Parents, Slots
-from manyheads.nn.attention import Fused, KeysAndValues, SelfAttention
+from manyheads.nn.attention import Cache, Fused, KeysAndValues, SelfAttention
 from manyheads.nn.masks import AttentionMask, Causal, Rule
 from manyheads.nn.positions import Position, RotaryPosition
 from manyheads.nn.scores import InnerScore
@@ -43,7 +42,7 @@ class Ancestors(Rule):
         return is_ancestor & (keys <= queries)
 
 
-class StaticCache:
+class StaticCache(Cache):
     """`size` positions of `sentences` with k beams each, and `source_size` of their sources.
 
     `fill` stores a prompt, `set_cross_kv` a source; then each step adds one position. The caller
@@ -53,6 +52,7 @@ class StaticCache:
     def __init__(
         self, sentences: int, beams: int, size: int, device: torch.device, source_size: int = 0
     ) -> None:
+        super().__init__()
         self.sentences, self.beams = sentences, beams
         self.size, self.source_size = size, source_size
         self.length = torch.zeros(1, dtype=torch.long, device=device)
@@ -61,8 +61,6 @@ class StaticCache:
         self._positions = torch.arange(size, device=device).repeat_interleave(beams)[None]
         self._slots = self._beams
         self._counter = torch.zeros(0, dtype=torch.int32, device=device)
-        self._kv: dict[nn.Module, KeysAndValues] = {}
-        self._cross: dict[nn.Module, KeysAndValues] = {}
 
     def end(self, length: int) -> int:
         return 0
@@ -82,7 +80,7 @@ class StaticCache:
         self.ancestors.index_copy_(2, self.length, newest)
         return AttentionMask(Ancestors(self.ancestors, self._beams), queries, self._positions)
 
-    def advance(self) -> None:
+    def advance(self, positions: int | None = None) -> None:
         self.length += 1
 
     def attend(
@@ -105,9 +103,6 @@ class StaticCache:
                 return out
         write_kv(keys, values, self._slots, k, v)
         return module.attend(q, keys, values, mask, position)
-
-    def cross_kv(self, module: nn.Module, project: Callable[[], KeysAndValues]) -> KeysAndValues:
-        return self._cross[module]
 
     def reorder(self, parents: Parents) -> None:
         """Continue with these hypotheses of each sentence; a parent may have several children."""

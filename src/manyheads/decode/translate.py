@@ -12,7 +12,7 @@ from torch import Tensor
 from manyheads.data.batching import Ragged, batches_by_length
 from manyheads.data.files import decode_lines
 from manyheads.decode.beam import Decode, DecoderSession, Hypothesis
-from manyheads.decode.decoder import BaseDecoder, GraphCache, ModelDecoder, Seq2SeqSession
+from manyheads.decode.decoder import BaseDecoder, GraphCache, ModelDecoder, after_sources
 from manyheads.decode.sample import Sample, Sampler
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -170,7 +170,7 @@ class Translator(BaseTranslator, ModelDecoder):
         return self
 
     def begin(self, *texts: Tensor) -> DecoderSession:
-        return Seq2SeqSession(self.model.eval(), *texts)
+        return after_sources(self.model.eval(), *texts)
 
 
 @dataclass(frozen=True)

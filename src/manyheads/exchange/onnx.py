@@ -37,6 +37,7 @@ from manyheads.models.seq2seq import EncoderOutput, Seq2Seq
 from manyheads.models.vit import Vit
 from manyheads.nn.attention import (
     AttentionInputs,
+    Cache,
     CrossAttention,
     Dense,
     KeysAndValues,
@@ -137,7 +138,7 @@ class ExportAttention(Dense):
         return super().__call__(replace(inputs, dropout=0.0))
 
 
-class ExportCache:
+class ExportCache(Cache):
     """A cache whose past is an input of the graph and whose present is an output.
 
     The tokens of n hypotheses are concatenated; each hypothesis has its own row of past keys and
@@ -145,6 +146,7 @@ class ExportCache:
     """
 
     def __init__(self, past: list[Tensor], cross: list[Tensor], beams: int) -> None:
+        super().__init__()
         self.length, self.beams = past[0].shape[2], beams
         self.past, self.cross = (zip(x[::2], x[1::2], strict=True) for x in (past, cross))
         self.present: list[Tensor] = []

@@ -25,7 +25,7 @@ from manyheads.models.seq2seq import (
     Seq2SeqConfig,
     Source,
 )
-from manyheads.nn.attention import StateCache
+from manyheads.nn.attention import Cache
 from manyheads.nn.masks import AttentionMask, causal, make_mask
 from manyheads.nn.shapes import Hidden, PaddingMask, Tokens
 
@@ -66,7 +66,7 @@ class DecoderOnlySeq2Seq(Decoder, EncoderDecoderBase):
         target: Tokens,
         memory: EncoderOutput,
         target_real: Tensor | None = None,
-        cache: StateCache | None = None,
+        cache: Cache | None = None,
     ) -> Hidden:
         """Hidden states of the target; with a cache, of the positions after the cached ones."""
         if target_real is not None:
@@ -89,7 +89,7 @@ class DecoderOnlySeq2Seq(Decoder, EncoderDecoderBase):
         return hidden.gather(1, repeat(positions, "b t -> b t d", d=hidden.shape[2]))
 
     def _continue(
-        self, source: Source, real: PaddingMask | None, target: Tokens, cache: StateCache
+        self, source: Source, real: PaddingMask | None, target: Tokens, cache: Cache
     ) -> Hidden:
         """A decoding step. The cache holds the sources with their padding, then the targets.
 

@@ -1,7 +1,7 @@
 """The encoder–decoder Transformer (translation, T5, BART)."""
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 from jaxtyping import Bool, Int
@@ -99,6 +99,12 @@ class EncoderOutput:
     def of(cls, states: Tensor, real: PaddingMask | None) -> "EncoderOutput":
         mask = make_mask(full, states.shape[1], padding_mask=real, device=states.device)
         return cls(states, mask)
+
+    def select(self, rows: Int[Tensor, " rows"]) -> "EncoderOutput":
+        """Those of some sentences."""
+        padding = self.mask.padding_mask
+        mask = replace(self.mask, padding_mask=None if padding is None else padding[rows])
+        return EncoderOutput(self.states[rows], mask)
 
 
 class EncoderDecoderBase(Model):

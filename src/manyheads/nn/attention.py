@@ -11,7 +11,7 @@ in nn/local.py, nn/linformer.py, nn/performer.py and nn/compressed.py (approxima
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 from einops import einsum, rearrange
@@ -210,26 +210,38 @@ def check_combination(function: AttentionFunction, score: Score, position: Posit
 # Multi-head attention
 
 
-@runtime_checkable
-class Cache(Protocol):
-    """Keys and values of earlier positions, stored by attention module (decode/)."""
+States = tuple[Tensor, ...]  # each [layers or positions, rows, width]
+
+
+class Cache:
+    """What earlier positions left, by module: keys and values of attention, states of others.
+
+    `decode/` has two caches. `KVCache` grows; the size of `StaticCache` is fixed.
+    """
+
+    length: Any  # positions so far; a static cache has it on the device
+
+    def __init__(self) -> None:
+        self._kv: dict[nn.Module, KeysAndValues] = {}
+        self._cross: dict[nn.Module, KeysAndValues] = {}
+        self._states: dict[nn.Module, States] = {}
 
     def end(self, length: int) -> int:
         """How many positions there are after `length` more tokens; 0 if the host does not know."""
-        ...
+        raise NotImplementedError
 
     def mask(
         self, rule: Rule, length: int, padding_mask: PaddingMask | None, device: torch.device
     ) -> AttentionMask:
         """The mask of the next `length` tokens over all positions so far."""
-        ...
+        raise NotImplementedError
 
     def advance(self, positions: int | None = None) -> None:
         """Called by a model once tokens have passed all its layers.
 
-        The default is the number of positions of the last `mask`.
+        The default is the number of positions of the last `mask`; a model without masks passes it.
         """
-        ...
+        raise NotImplementedError
 
     def attend(
         self,
@@ -241,33 +253,26 @@ class Cache(Protocol):
         position: Position,
     ) -> HeadOutput:
         """Append k and v of a module, then attend to all its positions so far."""
-        ...
+        raise NotImplementedError
 
     def cross_kv(
         self, module: "CrossAttention", project: Callable[[], KeysAndValues]
     ) -> KeysAndValues:
         """Keys and values of the encoder output, computed once."""
-        ...
-
-
-States = tuple[Tensor, ...]  # each [layers or positions, rows, width]
-
-
-@runtime_checkable
-class StateCache(Cache, Protocol):
-    """A cache that also keeps the newest states of recurrent and convolutional modules.
-
-    Rows are hypotheses. A model that uses no mask passes the number of its positions to `advance`.
-    """
-
-    @property
-    def length(self) -> int: ...
+        if module not in self._cross:
+            keys, values = project()
+            self._cross[module] = keys.contiguous(), values.contiguous()
+        return self._cross[module]
 
     def state(self, module: nn.Module) -> States | None:
-        """The states after the last position; None before the first."""
-        ...
+        """The newest states of a recurrent or convolutional module; None before the first.
 
-    def set_state(self, module: nn.Module, states: States) -> None: ...
+        Rows are hypotheses.
+        """
+        return self._states.get(module)
+
+    def set_state(self, module: nn.Module, states: States) -> None:
+        self._states[module] = states
 
 
 def next_mask(

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from manyheads.baselines.rnn import LanguageModel
 from manyheads.decode.generate import Detokenizer, Generator
-from manyheads.decode.kv_cache import KVCache, Lineage, Parents
+from manyheads.decode.kv_cache import KVCache, Lineage
 from manyheads.decode.sample import Sample, Sampler, choose
 from manyheads.loading import LoadedRun
 from manyheads.models.gpt import Gpt
@@ -136,15 +136,14 @@ class Row:
 class LeftPaddedCache(KVCache):
     """A KV cache whose rows begin with padding and end at the same position.
 
-    In a beam search a position has k slots, one for each hypothesis, and `seen` [n k slots] are
-    those of a hypothesis' past.
+    In a beam search hypotheses differ from the first step on.
     """
 
     def __init__(self, padding: Rows, beams: int = 1) -> None:
         super().__init__(shared=True)
         self.padding, self.beams = padding, beams
         self.has_padding = bool(padding.any())
-        self.seen = torch.zeros(len(padding), beams, 0, dtype=torch.bool, device=padding.device)
+        self._seen = torch.zeros(len(padding), beams, 0, dtype=torch.bool, device=padding.device)
 
     def mask(
         self, rule: Rule, length: int, padding: PaddingMask | None, device: torch.device
@@ -159,19 +158,15 @@ class LeftPaddedCache(KVCache):
         keys = positions.clamp(min=0)
         if mask is not None:
             return AttentionMask(rule, keys[:, self.length :], keys, positions >= 0)
-        itself = torch.eye(self.beams, dtype=torch.bool, device=device)
-        self.seen = torch.cat([self.seen, itself.expand(len(self.seen), -1, -1)], -1)
-        return AttentionMask(Lineage(self.seen), keys[:, self._slots :], keys)
-
-    def reorder(self, parents: Parents) -> None:
-        self.seen = torch.take_along_dim(self.seen, parents[..., None], 1)
+        self._see_itself()
+        return AttentionMask(Lineage(self._seen), keys[:, self._slots :], keys)
 
     def select_rows(self, rows: Rows) -> None:
         """Keep these rows, and no position that is padding in all of them."""
         super().select_rows(rows)
         for module, (keys, values) in self._cross.items():
             self._cross[module] = keys[rows], values[rows]
-        self.padding, self.seen = self.padding[rows], self.seen[rows]
+        self.padding, self._seen = self.padding[rows], self._seen[rows]
         self._resize(self.length - int(self.padding.min()))
 
     def join(self, other: "LeftPaddedCache") -> None:
@@ -191,7 +186,7 @@ class LeftPaddedCache(KVCache):
             keys, values = (cat_padded(*x) for x in zip(ours, other._cross[module], strict=True))
             self._cross[module] = keys, values
         self.padding = torch.cat([self.padding, other.padding])
-        self.seen = torch.cat([self.seen, other.seen])
+        self._seen = torch.cat([self._seen, other._seen])
         self.has_padding = bool(self.padding.any())
 
     def _resize(self, length: int) -> None:
@@ -202,7 +197,7 @@ class LeftPaddedCache(KVCache):
                 module: (F.pad(keys, (0, 0, extra, 0)), F.pad(values, (0, 0, extra, 0)))
                 for module, keys, values in self.items()
             }
-            self.seen = F.pad(self.seen, (extra if self.beams > 1 else 0, 0))
+            self._seen = F.pad(self._seen, (extra if self.beams > 1 else 0, 0))
             self.padding = self.padding + length - self.length
             self.length, self._slots = length, length * self.beams
         self.has_padding = bool(self.padding.any())

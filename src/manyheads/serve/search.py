@@ -106,8 +106,6 @@ class SearchBatch:
         leaves = [end or row.job.cancelled for end, row in zip(done, self.rows, strict=True)]
         if any(leaves):
             self._leave(torch.tensor(leaves, device=self.beams.done.device))
-        if self.rows and self.search.beam > 1:
-            self.session.reorder(self.beams.origin)
 
     def _leave(self, leaves: Bool[Tensor, " n"]) -> None:
         gone, left = (x.nonzero()[:, 0] for x in (leaves, ~leaves))
