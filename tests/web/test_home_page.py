@@ -148,6 +148,21 @@ def test_any_number_of_runs_in_one_chart(page: Any) -> None:
         assert strokes.index(raw) < strokes.index(smoothed)  # under it
 
 
+def test_training_and_validation_differ_in_colour(page: Any) -> None:
+    """Of one run, and of each of two; a read-out names both splits."""
+    for beside, runs in (("", 1), ("&beside=writer", 2)):
+        visit(page, f"/train?run=translator{beside}")
+        chart = page.locator(".chart").first
+        entries = chart.locator("svg text").filter(has_text=re.compile("(train|validation)$"))
+        names = entries.all_inner_texts()
+        assert len(names) == 2 * runs
+        strokes = chart.locator("svg path[d*=h12]").evaluate_all(
+            "all => all.map(path => path.getAttribute('stroke'))"
+        )
+        assert len(set(strokes)) == len(names)
+    expect(page.locator(".insight")).to_contain_text("validation loss")
+
+
 def save_csv(page: Any, figure: Any, tmp_path: Path) -> np.ndarray:
     path = tmp_path / "saved.csv"
     shared.save(page, figure, "CSV").save_as(path)

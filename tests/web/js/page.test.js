@@ -305,9 +305,13 @@ test("a head that follows its voice has all its attention there", () => {
 });
 
 test("positions are near if each is most similar to a neighbour", () => {
-  const near = Array.from({ length: 9 }, (_, cell) => -Math.abs(Math.floor(cell / 3) - (cell % 3)));
+  const near = Array.from({ length: 9 }, (_, cell) => 3 - Math.abs(Math.floor(cell / 3) - (cell % 3)));
   assert.equal(nearShare(near, 3), 1);
-  assert.equal(nearShare([0, 0, 1, 1, 0, 0, 1, 0, 0], 3), 1 / 3); // only the middle one
+  assert.equal(nearShare([3, 0, 1, 1, 3, 0, 1, 0, 3], 3), 1 / 3); // only the middle one
+  // On a grid of 2 columns every patch is around every other; in a row of 4 it is not.
+  const pairs = Array.from({ length: 16 }, (_, cell) => (Math.floor(cell / 4) === cell % 4 ? 2 : Math.abs(Math.floor(cell / 4) - (cell % 4)) === 2 ? 1 : 0));
+  assert.equal(nearShare(pairs, 4), 0);
+  assert.equal(nearShare(pairs, 4, { columns: 2, before: 0 }), 1);
   const curves = [["head 1", -8], ["head 2", -1]].map(([name, low]) => ({ name, points: [[-4, low], [0, 0]] }));
   const about = { scheme: "alibi", length: 5, dim: 8, grid: null };
   assert.match(positionStory({ ...about, curves }, null, { base: 1e4, isTrained: false }), /up to 8 in head 1 and 1 in head 2: head 2 can look farther/);

@@ -160,32 +160,38 @@ export function musicStory(who, distances, voices, own) {
 }
 
 /**
- * The share of positions that are most similar to a neighbour. @param {ArrayLike<number>} dots of all pairs, row after row @param {number} count
+ * The share of positions that are most similar to a neighbour, by the cosine.
+ * @param {ArrayLike<number>} dots of all pairs, row after row @param {number} count
+ * @param {{columns: number, before: number}|null} [grid] of patches after `before` other positions: neighbours are those around a patch
  */
-export function nearShare(dots, count) {
+export function nearShare(dots, count, grid = null) {
+  const first = grid ? grid.before : 0;
+  const placeOf = (at) => (grid ? [Math.floor((at - first) / grid.columns), (at - first) % grid.columns] : [at, 0]);
+  const similarity = (row, other) => dots[row * count + other] / Math.sqrt(Math.abs(dots[other * count + other]) || 1);
   let near = 0;
-  for (let row = 0; row < count; row++) {
+  for (let row = first; row < count; row++) {
     let best = -1;
-    for (let other = 0; other < count; other++) {
-      if (other !== row && (best < 0 || dots[row * count + other] > dots[row * count + best])) best = other;
+    for (let other = first; other < count; other++) {
+      if (other !== row && (best < 0 || similarity(row, other) > similarity(row, best))) best = other;
     }
-    near += Number(Math.abs(best - row) === 1);
+    const [one, two] = [placeOf(row), placeOf(best)];
+    near += Number(Math.abs(one[0] - two[0]) <= 1 && Math.abs(one[1] - two[1]) <= 1);
   }
-  return near / count;
+  return near / (count - first);
 }
 
 /**
  * What a position scheme tells a model.
- * @param {{scheme: string, length: number, dim: number, grid: object|null, curves: {name: string, points: [number, number][]}[]}} info
+ * @param {{scheme: string, length: number, dim: number, grid: {columns: number, before: number}|null, curves: {name: string, points: [number, number][]}[]}} info
  * @param {ArrayLike<number>|null} dots of all pairs of positions @param {{base: number, isTrained: boolean}} how
  */
 export function positionStory({ scheme, length, dim, grid, curves }, dots, { base, isTrained }) {
-  if (dots && !grid) {
-    const share = nearShare(dots, length);
-    const near = `${share === 1 ? "Every position is" : `${Math.round(100 * share)} % of the positions are`} most similar to a neighbour`;
+  if (dots) {
+    const share = nearShare(dots, length, grid);
+    const near = `${share === 1 ? `Every ${grid ? "patch" : "position"} is` : `${Math.round(100 * share)} % of the ${grid ? "patches" : "positions"} are`} most similar to ${grid ? "one around it" : "a neighbour"}`;
     if (scheme === "sinusoidal" && !isTrained) return `The first channel repeats every ${shown(2 * Math.PI, 1)} positions, the last every ${Math.round(2 * Math.PI * base ** ((dim - 2) / dim)).toLocaleString("en")}, like the digits of a number. ${near}.`;
     if (scheme === "learned" && !isTrained) return `${near}: before training, the table does not know which positions are close.`;
-    return share > 0.9 ? `${near}: the table tells near from far.` : `${near}.`;
+    return `${near}: ${share > 0.5 ? "the table tells near from far" : "the table hardly tells near from far"}.`;
   }
   const spans = curves.map(({ name, points }) => {
     const values = points.map(([, value]) => value);
@@ -196,7 +202,6 @@ export function positionStory({ scheme, length, dim, grid, curves }, dots, { bas
     const known = scheme === "alibi" || isTrained ? "" : " At initialisation their shape is random.";
     return `Distance changes the score by up to ${shown(most.span, 2)} in ${most.name} and ${shown(least.span, 2)} in ${least.name}: ${most.span > 2 * least.span ? `${least.name} can look farther away` : "all heads can look about equally far"}.${known}`;
   }
-  if (grid) return "Each patch has a row and a column: patches of one row or one column are alike.";
   return "";
 }
 
