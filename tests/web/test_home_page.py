@@ -148,6 +148,18 @@ def test_any_number_of_runs_in_one_chart(page: Any) -> None:
         assert strokes.index(raw) < strokes.index(smoothed)  # under it
 
 
+def test_nothing_moves_while_a_page_is_loaded(page: Any) -> None:
+    page.add_init_script("""window.moved = 0;
+    new PerformanceObserver((list) => {
+      for (const entry of list.getEntries()) window.moved += entry.value;
+    }).observe({ type: "layout-shift", buffered: true });""")
+    for place in ("/", "/translate", "/decode", "/train"):
+        visit(page, f"{place}?run=translator")
+        page.wait_for_timeout(500)
+        # Web Vitals call up to 0.1 good; the menu alone moves by 0.001.
+        assert page.evaluate("() => window.moved") < 0.02, place
+
+
 def test_training_and_validation_differ_in_colour(page: Any) -> None:
     """Of one run, and of each of two; a read-out names both splits."""
     for beside, runs in (("", 1), ("&beside=writer", 2)):

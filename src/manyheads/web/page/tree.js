@@ -190,7 +190,7 @@ export class Tree extends Figure {
     const number = twoLines ? `x="${labelX}" y="${y + 30}" text-anchor="${anchor}"` : `x="${x + width - 5}" y="${y + 16}" text-anchor="end"`;
     return (
       `<g data-node="${at}" data-state="${node.state}"${at === this.here() ? " data-here" : ""}><rect x="${x}" y="${y}" width="${width}" height="${height}" rx="${round}" fill="${node.place === 1 ? "#009e7380" : FILLS[node.state]}" pointer-events="all" ${wide} ${dash}/>` +
-      `<text x="${twoLines ? labelX : x + 6}" y="${y + (twoLines ? 15 : 16)}" font-size="${LABEL}"${twoLines ? ` text-anchor="${anchor}"` : ""}${best ? ' font-weight="600"' : ""} ${pale}>${escaped(label)}</text>` +
+      `<text x="${twoLines ? labelX : x + 6}" y="${y + (twoLines ? 15 : 16)}" font-size="${LABEL}" data-token="${escaped(node.piece)}"${twoLines ? ` text-anchor="${anchor}"` : ""}${best ? ' font-weight="600"' : ""} ${pale}>${escaped(label)}</text>` +
       `<text ${number} font-size="${NUMBER}" ${pale}>${score}</text></g>`
     );
   }

@@ -24,7 +24,7 @@ export const integer = (text) => (/^\d+$/.test(text ?? "") ? Number(text) : unde
  */
 export function pieceButtons(label, pieces, chances, { chosen, given, choose }) {
   const stop = chosen >= 0 ? chosen : Math.max(0, given - 1);
-  const piece = (text, at) => html`<button type="button" class=${at < given ? "given" : ""} tabindex=${at === stop ? 0 : -1} aria-pressed=${at === chosen}
+  const piece = (text, at) => html`<button type="button" class=${at < given ? "given" : ""} data-token=${text} tabindex=${at === stop ? 0 : -1} aria-pressed=${at === chosen}
     aria-label=${`${visible(text)} ${shown(chances[at], 2)}: position ${at + 1}${at < given ? ", forced" : ""}`} @click=${() => choose(at)} .style=${`--share: ${chances[at]}`}>
     <span class="piece">${visible(text)}</span> <span class="id">${shown(chances[at], 2)}</span></button>`;
   const walk = (event) => {

@@ -45,6 +45,7 @@ async function show({ run, state, controls }, signal) {
 function build() {
   screen = {
     about: element("p", { class: "note", role: "status" }),
+    bar: element("div", { class: "playing", hidden: true }),
     insight: element("p", { class: "insight" }),
     at: 0,
     roll: new Roll({ choose: (event, how) => change({ event: String(event) }, how) }),
@@ -54,8 +55,9 @@ function build() {
     download: element("a", { class: "button", download: "music.mid" }, "Download MIDI"),
     player: new Player(() => label()),
   };
-  const { play, download, about, insight, roll, distance, likely } = screen;
-  return html`${insight}<div class="playing">${play}${download}${about}</div>${roll.root}<div class="charts loose">${distance.root}${likely.root}</div>`;
+  const { play, download, about, insight, roll, distance, likely, bar } = screen;
+  bar.append(play, download, about);
+  return html`${insight}${bar}${roll.root}<div class="charts loose">${distance.root}${likely.root}</div>`;
 }
 
 function controlsOf(state, isUpload, trace) {
@@ -136,6 +138,7 @@ async function showTrace(signal) {
   const lost = state.piece === "upload" && !isUpload ? " The page has lost the uploaded file: choose it again." : "";
   const part = count < trace.words ? `events ${trace.begin + 1} to ${trace.begin + count} of ${trace.words}` : `${count} events`;
   screen.about.textContent = `${from}, ${trace.encoding} encoding, ${part}, ${trace.notes.length} notes.${lost}`;
+  screen.bar.hidden = false;
   screen.download.setAttribute("href", `data:audio/midi;base64,${trace.midi}`);
 }
 

@@ -50,11 +50,15 @@ export async function draw(place, state, signal) {
   const samples = new Samples();
   charts = new Map();
   const insight = element("p", { class: "insight" });
+  // Hidden until it is complete: nothing moves when the numbers arrive.
+  const body = element("div", { hidden: true });
   const form = element("form", { class: "controls", onsubmit: (event) => event.preventDefault() });
   const about = lead("The numbers of metrics.jsonl, and what the model writes for a held-out example at each validation.");
-  put(place, html`<h1>Training of ${run.name}</h1>${about}${header}${insight}${form}${grid}${status}`);
+  put(place, html`<h1>Training of ${run.name}</h1>${about}${body}`);
+  body.append(header, insight, form, grid, status);
   const watched = [run.name, ...names].map(watch);
   const show = () => {
+    body.hidden = false;
     standing(header, watched[0]);
     insight.textContent = lossStory(watched[0].records);
     render(controls(runs, run, names, state, smoothing(state, watched)), form);
@@ -62,7 +66,6 @@ export async function draw(place, state, signal) {
     showCharts(grid, watched, state, status);
     charts.get("loss").root.after(samples.root);
   };
-  status.textContent = "Reading metrics.jsonl …";
   await refresh(watched, signal);
   show();
   // Request again only after the last response: two requests at once would add the same lines.

@@ -173,8 +173,8 @@ function chosenMap(state, { layers, heads }) {
 
 async function drawAlignment({ run, state, text, result }, gold, signal) {
   const { alignment } = result;
-  screen.map.root.hidden = alignment === null;
   if (alignment === null) {
+    screen.map.root.hidden = true;
     screen.insight.textContent = "Cannot show attention maps whose shape differs between layers.";
     return;
   }
