@@ -40,16 +40,16 @@ VIEWS = {
     "attention-stage": "/attention?run=RUN&stage=1",
     "translate": "/translate?run=RUN&layer=1",
     "translate-alternatives": "/translate?run=RUN&at=4&layer=all",
-    "decode": "/decode?run=RUN&temperature=1.5&top_k=5&node=20",
+    "decode": "/decode?run=RUN&temperature=1.5&top_k=5",
     "tokens": "/tokens?run=RUN&text=Vierunddreißig+small+dogs+see+the+unbelievable+tree.&step=20",
     "quiz": "/quiz?answers=thinking.a+why-scaled",
-    "positions": "/positions?length=96&dim=64&at=48,48",
+    "positions": "/positions",
     "positions-skew": "/positions?scheme=relative&causal=1&length=24&trained=16",
     "lens": "/lens?run=RUN",
     # These show the first run of their kind that the folder has.
     "fill": "/fill?text=The+boy+fed+this+strong+wolf+because+it+snowed+in+the+morning.&mask=1+6",
     "image": "/image?picture=3",
-    "music": "/music?event=200&head=1",
+    "music": "/music",
 }
 
 

@@ -172,7 +172,7 @@ def test_training_and_validation_differ_in_colour(page: Any) -> None:
             "all => all.map(path => path.getAttribute('stroke'))"
         )
         assert len(set(strokes)) == len(names)
-    expect(page.locator(".insight")).to_contain_text("validation loss")
+    expect(page.locator(".insight").first).to_contain_text("validation loss")
 
 
 def save_csv(page: Any, figure: Any, tmp_path: Path) -> np.ndarray:

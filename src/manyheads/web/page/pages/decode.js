@@ -56,7 +56,6 @@ async function show({ run, state, text, controls }, signal) {
   const result = await answer({ ...base, ...chance, prefix: tokensIn(state.prefix) }, signal);
   controls(...controlsOf(state, result));
   screen.now = { result, text };
-  render(outputs(result), screen.outputs);
   const node = state.node === undefined ? -1 : (integer(state.node) ?? -1);
   const title = `Beam search, width ${result.width}: “${text.length > 60 ? `${text.slice(0, 60)}…` : text}”`;
   screen.insight.textContent = outcomeOf(result);
@@ -136,6 +135,7 @@ async function drawChances({ result, chance, base }, node, signal) {
   const go = () => change({ prefix: tokensOut(screen.tree.tokens(node)), node: "", step: "" });
   render([node >= 0 && !ended ? button("Continue from this token", go) : null, result.prefix.length ? removeForced() : null], screen.ways);
   const answered = legible(await post("/api/next", { ...base, ...chance, prefix: before }, signal));
+  render(outputs(result), screen.outputs); // together with the bars next to it
   const where = before.length === 0 ? "at the start" : `after “${answered.text.trim()}”`;
   const percent = shown(100 * answered.mass, 3);
   screen.chances.show(
