@@ -15,7 +15,8 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 from screenshots import FLAGS, serving
 
-WIDTH, COLOURS, SECONDS = 860, 48, 6
+WIDTH, COLOURS, SECONDS = 860, 128, 6
+EARLY = 0.6  # the exponent of the time axis: the first half of the probes has few changes
 MOST_BYTES = 3_000_000
 
 
@@ -23,14 +24,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--sentence", default="0", help="number of the probed sentence")
-    parser.add_argument("--frames", type=int, default=60)
+    parser.add_argument("--sentence", help="number of the probed sentence; by default the page's")
+    parser.add_argument("--frames", type=int, default=50)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     with serving(options.run) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         page = browser.new_page(viewport={"width": WIDTH, "height": 800})
-        page.goto(f"{address}/watch?sentence={options.sentence}&theme=light")
+        chosen = "" if options.sentence is None else f"&sentence={options.sentence}"
+        page.goto(f"{address}/watch?theme=light{chosen}")
         page.locator("canvas.watch").wait_for()
         pictures = frames(page, options.frames)
         page.locator(".watch-figure .saving summary").click()
@@ -45,7 +47,7 @@ def main() -> None:
 
 
 def frames(page: object, count: int) -> list[Image.Image]:
-    """Pictures of the canvas at evenly spaced positions of its time axis, drawn by dragging."""
+    """Pictures of the canvas along its time axis, drawn by dragging; fewer where little happens."""
     canvas = page.locator("canvas.watch")  # type: ignore[attr-defined]
     canvas.scroll_into_view_if_needed()
     box, mouse = canvas.bounding_box(), page.mouse  # type: ignore[attr-defined]
@@ -55,7 +57,7 @@ def frames(page: object, count: int) -> list[Image.Image]:
     mouse.down()
     pictures = []
     for at in range(count):
-        mouse.move(left + (right - left) * at / (count - 1), y)
+        mouse.move(left + (right - left) * (at / (count - 1)) ** EARLY, y)
         pictures.append(Image.open(io.BytesIO(canvas.screenshot())).convert("RGB"))
     mouse.up()
     return pictures
@@ -63,7 +65,11 @@ def frames(page: object, count: int) -> list[Image.Image]:
 
 def save(pictures: list[Image.Image], path: Path) -> None:
     """An animated GIF with one palette; the last picture stays for two seconds."""
-    palette = pictures[-1].quantize(COLOURS)
+    middle = pictures[len(pictures) // 2]  # has the colour of wrong tokens
+    both = Image.new("RGB", (middle.width, 2 * middle.height))
+    both.paste(middle, (0, 0))
+    both.paste(pictures[-1], (0, middle.height))
+    palette = both.quantize(COLOURS, kmeans=2)
     small = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
     each = 1000 * SECONDS // len(pictures)
     durations = [each] * (len(pictures) - 1) + [2000]

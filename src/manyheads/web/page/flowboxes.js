@@ -152,10 +152,11 @@ export class FlowBoxes extends Figure {
   /** Groups, buses, edges and texts as SVG. @param {(kind: string) => string} colour of a role */
   lines(colour) {
     const { groups, buses, edges, texts, nodes } = this.made;
+    const small = this.isStaged() ? 11.5 : 10; // 28 pixels on stage
     let inside = "";
     for (const { x, y, width, height, title } of groups) {
       inside += `<rect class="group" x="${x}" y="${y}" width="${width}" height="${height}" rx="8" fill="${colour("back")}" stroke="${colour("edge")}"/>`;
-      inside += `<text x="${x + 8}" y="${y + 15}" font-size="11" font-weight="600" fill="${colour("quiet")}">${escaped(title)}</text>`;
+      inside += `<text x="${x + 8}" y="${y + 15}" font-size="11.5" font-weight="600" fill="${colour("quiet")}">${escaped(title)}</text>`;
     }
     for (const { column, x, y, height, width, norm } of buses) {
       inside += `<rect class="bus" data-norm="${norm}" x="${x - width / 2}" y="${y}" width="${width}" height="${height}" fill="${colour(column.name)}" fill-opacity="0.45"><title>mean ‖x‖ = ${shown(norm)}</title></rect>`;
@@ -167,7 +168,7 @@ export class FlowBoxes extends Figure {
     for (const { x, y, height, norm } of buses) {
       if (height < 26) continue;
       const left = x < this.drawn / 2;
-      inside += `<text x="${left ? x - 14 : x + 14}" y="${y + Math.min(height / 2, 34)}" font-size="10" text-anchor="${left ? "end" : "start"}" fill="${colour("quiet")}">${shown(norm, 1)}</text>`;
+      inside += `<text x="${left ? x - 14 : x + 14}" y="${y + Math.min(height / 2, 34)}" font-size="${small}" text-anchor="${left ? "end" : "start"}" fill="${colour("quiet")}">${shown(norm, 1)}</text>`;
     }
     for (const { x, y, text, anchor, kind } of texts) {
       const [title, name] = kind.split(" ");

@@ -46,7 +46,7 @@ export function sublayers(column) {
 export function diagram(columns, { layer, zoom, width, limit = Infinity, chosen = "" }) {
   const stacked = columns.length > 1 && width < NARROW;
   const gutter = columns.length > 1 ? (stacked ? 16 : 34) : 0;
-  const wide = stacked || columns.length === 1 ? Math.min(width - gutter - 8, 560) : (width - gutter) / 2;
+  const wide = stacked || columns.length === 1 ? Math.min(width - gutter - 14, 560) : (width - gutter) / 2;
   const most = Math.max(...columns.flatMap((column) => Object.values(column.norms).flat()));
   /** @param {Diagram} into @param {number} level @returns {number} the height */
   const run = (into, level) => {

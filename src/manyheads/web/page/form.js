@@ -36,7 +36,8 @@ export class TextAndTarget {
   constructor(forgotten = {}) {
     this.text = textArea("text", forgotten);
     this.target = textArea("target", forgotten);
-    this.targetLabel = field("Target (empty: the model’s own)", this.target);
+    this.targetLabel = field("Target (optional)", this.target);
+    this.target.placeholder = "the model’s own output";
     this.root = element("div", { class: "pair" }, field("Text", this.text), this.targetLabel);
   }
 
