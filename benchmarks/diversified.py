@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from manyheads.data.files import read_parallel
+from manyheads.data.files import stream_parallel
 from manyheads.errors import UserError
 from manyheads.fileio import replace_file
 from manyheads.loading import load_torch_run
@@ -60,7 +60,7 @@ def diversify(
         raise UserError(f"{out} is there already: choose another folder")
     ways = [direction(load_torch_run(path, "cpu").run.data, path, source, target) for path in runs]
     files = [folder / f"train.{end}" for end in (source, target)]
-    first = list(zip(*read_parallel(*files, skip_empty=True)[0], strict=True))
+    first = [tuple(row) for _, row in stream_parallel(*files, skip_empty=True) if row is not None]
     sides: list[list[str]] = [[pair[side] for pair in first] for side in (0, 1)]
     pairs, seen = list(first), set(first)
     for path, forward in zip(runs, ways, strict=True):

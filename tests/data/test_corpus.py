@@ -11,7 +11,7 @@ from tests.data.helpers import refusal, write
 
 from manyheads.config import parse
 from manyheads.data.corpus import hold_out, report_leaks
-from manyheads.data.files import read_lines, read_parallel
+from manyheads.data.files import read_lines, stream_parallel
 from manyheads.data.labelled import LabelledData
 from manyheads.data.language import TextData
 from manyheads.data.translation import FilesData
@@ -76,9 +76,9 @@ def test_empty_and_damaged_files_are_refused(tmp_path: Path) -> None:
 
 def test_pairs_are_read_line_by_line(tmp_path: Path) -> None:
     source, target = write(tmp_path / "de", "ein\nzwei\n"), write(tmp_path / "en", "one\r\ntwo")
-    assert read_parallel(source, target) == ([["ein", "zwei"], ["one", "two"]], 0)
+    assert [*stream_parallel(source, target)] == [(1, ["ein", "one"]), (2, ["zwei", "two"])]
     write(target, "one\n")
-    message = refusal(DataError, lambda: read_parallel(source, target, skip_empty=True))
+    message = refusal(DataError, lambda: [*stream_parallel(source, target, skip_empty=True)])
     assert f"{source} has 2 lines but {target} has 1" in message
 
 
@@ -90,10 +90,11 @@ def test_a_pair_with_an_empty_line_is_refused_or_skipped(
     source: str, target: str, side: str, tmp_path: Path
 ) -> None:
     paths = write(tmp_path / "de", source), write(tmp_path / "en", target)
-    message = refusal(DataError, lambda: read_parallel(*paths))
+    message = refusal(DataError, lambda: [*stream_parallel(*paths)])
     assert message.startswith(f"{tmp_path / side}:2: ")
     assert "data.empty_lines=skip" in message
-    assert read_parallel(*paths, skip_empty=True) == ([["ein", "drei"], ["one", "three"]], 1)
+    rows = [(1, ["ein", "one"]), (2, None), (3, ["drei", "three"])]
+    assert [*stream_parallel(*paths, skip_empty=True)] == rows
 
 
 @given(

@@ -163,6 +163,18 @@ def test_skipped_pairs_are_noted(tmp_path: Path) -> None:
     assert any(note.startswith("2 pairs") for note in corpus.notes)
 
 
+def test_rows_of_a_held_out_part_have_their_lines_in_the_file(tmp_path: Path) -> None:
+    """Also after rows that were skipped."""
+    files = {"source": str(write(tmp_path / "a", "\n" + "".join(f"{n}\n" for n in range(2, 42))))}
+    files["target"] = files["source"]
+    data = parse(FilesData, files | {"empty_lines": "skip", "valid_fraction": 0.2})
+    for split, count in (("train", 32), ("valid", 8)):
+        corpus = data.read(split)
+        assert corpus.rows is not None
+        assert corpus.sources == [str(row + 1) for row in corpus.rows]
+        assert len(corpus.sources) == count
+
+
 def test_several_test_sets_are_found_by_name_and_the_first_is_test(tmp_path: Path) -> None:
     for stem in ("train", "valid", "test_2017", "test_2016"):
         for side in ("en", "de"):

@@ -294,16 +294,6 @@ def stream_parallel(
             raise DataError(f"{path}:{number}: empty line; fix it, or set data.empty_lines=skip")
 
 
-def read_parallel(*paths: Path, skip_empty: bool = False) -> tuple[list[list[str]], int]:
-    """The same as a list for each file; and how many rows were skipped."""
-    table = list(stream_parallel(*paths, skip_empty=skip_empty))
-    rows = [row for _, row in table if row is not None]
-    if not rows:
-        names = " and ".join(map(str, paths))
-        raise DataError(f"{names}: every pair has an empty line; check the files")
-    return [list(column) for column in zip(*rows, strict=True)], len(table) - len(rows)
-
-
 def join_names(names: Sequence[str], limit: int = 10) -> str:
     """Names in parentheses for an error message: not too many, none too long."""
     short = [name if len(name) <= 30 else f"{name[:29]}…" for name in names[:limit]]

@@ -44,8 +44,9 @@ class SummaryData(TableData):
 
     def _read(self, path: Path) -> Corpus:
         """The documents, summaries and references of a file."""
-        sources, references = [], []
+        sources, references, rows = [], [], []
         for row in read_rows(path):
+            rows.append(row.line - 1)
             sources.append(as_line(row.text(self.source, "source")))
             references.append(self._summaries(row))
         return Corpus(
@@ -53,6 +54,7 @@ class SummaryData(TableData):
             [summaries[0] for summaries in references],
             notes=(f"{path}: {len(sources):,} documents",),
             name=str(path),
+            rows=rows,
             references=references,
         )
 

@@ -31,7 +31,7 @@ from manyheads.data.corpus import (
     hold_out,
     select_rows,
 )
-from manyheads.data.files import is_here, plain_name, read_columns, read_parallel, stream_parallel
+from manyheads.data.files import is_here, plain_name, read_columns, stream_parallel
 from manyheads.errors import DataError, UserError
 from manyheads.phrasebook import Pair, sentences
 from manyheads.tokenizer.bpe_dropout import BpeDropout
@@ -42,7 +42,7 @@ from manyheads.tokenizer.tokenizer import Tokenizer
 class Corpus(SplitItems):
     """Sentence pairs of one split, with gold word alignments where known.
 
-    `rows` are the row numbers in the files, from 0, if the split has only some of them.
+    `rows` are the row numbers in the files, from 0, if they are not all of one file.
     `references` are all targets of a source, if it has several to be scored by.
     """
 
@@ -67,7 +67,7 @@ class Corpus(SplitItems):
         """The pairs for training, or those held out for validation."""
         rows = hold_out(len(self.sources), valid_fraction, seed=0)[split == "valid"]
         which = "held-out pairs" if split == "valid" else "without held-out pairs"
-        return replace(select_rows(self, rows), name=f"{self.name} ({which})", rows=rows)
+        return replace(select_rows(self, rows), name=f"{self.name} ({which})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,9 +207,10 @@ class TestFiles(FilesData):
 
     def read(self, split: str) -> Corpus:
         files = [self.source, *self.references]
-        (sources, *columns), _ = read_parallel(*map(Path, files))
-        references = [list(row) for row in zip(*columns, strict=True)]
-        return Corpus(sources, columns[0], name=", ".join(files), references=references)
+        rows = [row for _, row in stream_parallel(*map(Path, files)) if row is not None]
+        sources, references = [source for source, *_ in rows], [texts for _, *texts in rows]
+        targets = [texts[0] for texts in references]
+        return Corpus(sources, targets, name=", ".join(files), references=references)
 
 
 TranslationData = PhrasebookData | FilesData
