@@ -23,7 +23,13 @@ def _seeded() -> None:
 
 # What tests the core, and the checks themselves.
 OF_THE_CORE = {"data", "decode", "evaluate", "kernels", "models", "nn", "tasks", "tokenizer"}
-OF_THE_CORE |= {"train", "test_checks"}
+OF_THE_CORE |= {"train", "test_checks", "test_optimize", "test_phrasebook"}
+# Folders of many quick files: at the end they keep each process busy while another has a long file.
+QUICK = {"data", "evaluate", "lab", "models", "nn", "tokenizer"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.parent.name in QUICK)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -450,7 +450,7 @@ def shell(command: str, run: Path) -> subprocess.CompletedProcess[str]:
         ("{manyheads} recipes >&-", 0, ""),
         ("{manyheads} recipes > /dev/full", 3, "space"),
         ("yes dog | head -2000 | {manyheads} translate {run} --engine torch | head -1", 0, ""),
-        ("{manyheads} settings phrasebook | true; exit ${{PIPESTATUS[0]}}", 0, ""),
+        ("{manyheads} recipes | true; exit ${{PIPESTATUS[0]}}", 0, ""),
         ("PYTHONIOENCODING=ascii {manyheads} tokenize {run} weiter", 0, ""),
     ],
 )

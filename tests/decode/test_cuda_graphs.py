@@ -111,7 +111,7 @@ def test_other_scores_generate_the_same(parts: dict[str, Any]) -> None:
     same(static.search(SOME, LIMIT), eager.search(SOME, LIMIT))
 
 
-@pytest.mark.parametrize("definition", DEFINITIONS, ids=str)
+@pytest.mark.parametrize("definition", DEFINITIONS[::4], ids=str)  # each value of each setting
 def test_every_definition_of_a_search_is_the_same(definition: dict[str, Any]) -> None:
     model, texts = toy_model(layers=1), batch()
     limits = torch.tensor([11, 1, 9, 2, 6, 11])

@@ -100,11 +100,7 @@ def test_an_rnn_without_attention_sees_the_source_through_one_state() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        ("model.residual=none", "model.norm=none"),
-        ("model.norm.affine=false",),
-        ("model=rnn", "model.attention=none"),
-    ],
+    [("model.residual=none", "model.norm=none"), ("model=rnn", "model.attention=none")],
 )
 def test_commands_know_them(settings: tuple[str, ...], tmp_path: Path) -> None:
     run, rest = (
