@@ -28,8 +28,8 @@ from manyheads.decode.beam import Decode, DecoderSession, Hypothesis
 from manyheads.decode.decoder import after_prompts
 from manyheads.decode.generate import Generator, as_text
 from manyheads.decode.sample import Sample
+from manyheads.engines import Engine
 from manyheads.errors import UserError
-from manyheads.loading import LoadedRun
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.tokenizer.tokenizer import SPECIALS
 from manyheads.tokenizer.train import Characters
@@ -256,17 +256,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     settings = ("tokens=characters", "model.max_length=512", "train.steps=1", "train.batch_rows=2")
     folder = f"data.folder={tmp_path / 'text'}"
     recipe_trainer("language", tmp_path / "run", *SIZES, folder, *settings).run()
-    original = LoadedRun._generator
 
-    def with_fixed_logits(*args: Any) -> Any:
-        model: Any = original(*args)
+    def with_fixed_logits(engine: Engine, folder: Path, model: Any) -> Generator:
         logits = torch.zeros(model.vocabulary)
         logits[model.special_tokens.end] = 60.0
         logits[model.tokenizer.token_id("a")] = 40.0
         model.model.logits = lambda hidden: logits.expand(len(hidden), -1).clone()
         return model
 
-    monkeypatch.setattr(LoadedRun, "_generator", with_fixed_logits)
+    monkeypatch.setattr(Engine, "generator", with_fixed_logits)
     return tmp_path / "run"
 
 
