@@ -35,7 +35,7 @@ Side = Callable[[list[str]], list[str]]
 
 def ours(translator: Ctranslate2Translator) -> Side:
     def run(sentences: list[str]) -> list[str]:
-        return list(translate_lines(translator, (f"{line}\n".encode() for line in sentences)))
+        return list(translate_lines(translator, sentences))
 
     return run
 

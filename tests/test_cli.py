@@ -598,7 +598,7 @@ def test_demo_shows_what_was_learned(
 ) -> None:
     """On the tiny run in place of the one that takes minutes."""
     out = shutil.copytree(run, tmp_path / "demo")
-    monkeypatch.setattr(training, "_recipe", lambda *args: read_recipe("phrasebook", TINY))
+    monkeypatch.setattr(training, "read_with_seed", lambda *args: read_recipe("phrasebook", TINY))
     printed = result("demo", "--out", out, "--device", "cpu")
     scores = json.loads((out / "scores.json").read_text())
     assert f"{scores['bleu']:.1f}   {scores['signature']['bleu']}" in printed

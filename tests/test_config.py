@@ -16,7 +16,6 @@ from manyheads.config import (
     Renamed,
     describe,
     dump,
-    override,
     override_all,
     parse,
     to_toml,
@@ -79,13 +78,13 @@ def test_overrides_set_fields_by_type() -> None:
 
 
 def test_overrides_of_a_part_keep_its_other_fields() -> None:
-    assert override(Cart(paint=Paint(coats=4)), "paint", "blue").paint == Paint(
+    assert override_all(Cart(paint=Paint(coats=4)), ["paint=blue"]).paint == Paint(
         colour="blue", coats=4
     )
-    assert override(Cart(drive=Sail(area=9.0)), "drive", "sail").drive == Sail(area=9.0)
-    opened = override(Cart(), "spare.size", "7")
+    assert override_all(Cart(drive=Sail(area=9.0)), ["drive=sail"]).drive == Sail(area=9.0)
+    opened = override_all(Cart(), ["spare.size=7"])
     assert opened.spare == Wheel(size=7)
-    assert override(opened, "spare", "none").spare is None
+    assert override_all(opened, ["spare=none"]).spare is None
 
 
 def test_fields_that_check_each_other_may_come_in_any_order() -> None:
@@ -114,7 +113,7 @@ def test_a_part_called_none_is_not_no_part() -> None:
     assert boat == Boat(mast=Bare(), flag=Bare(), oars=None, depth=None)
     assert override_all(boat, ["mast=null", "flag=off"]) == Boat(oars=None, depth=None, flag=None)
     with pytest.raises(UserError, match="known: none, null, sail"):
-        override(Boat(), "flag", "zzz")
+        override_all(Boat(), ["flag=zzz"])
     with pytest.raises(UserError, match="known: none, null, sail"):
         parse(Boat, {"flag": [1]})
 
@@ -131,7 +130,7 @@ def test_no_part_and_a_part_called_none_both_survive_toml(
 
 
 def test_one_side_of_a_model_can_have_no_position() -> None:
-    model = override(Seq2SeqConfig(position=Rotary()), "encoder.position", "none")
+    model = override_all(Seq2SeqConfig(position=Rotary()), ["encoder.position=none"])
     assert (model.encoder.position, model.decoder.position) == (NoPosition(), None)
     assert parse(Seq2SeqConfig, tomllib.loads(to_toml(dump(model)))) == model
     built = dataclasses.replace(model, vocab_size=9, dim=8, heads=2, layers=1).build()
@@ -200,7 +199,7 @@ def test_numbers_out_of_range_are_refused_by_name(setting: str) -> None:
     name, _, value = setting.partition("=")
     for use in (
         lambda: parse(Train, {"engine": {"kind": "engine", name: float(value)}}),
-        lambda: override(Train(), f"engine.{name}", value),
+        lambda: override_all(Train(), [f"engine.{name}={value}"]),
     ):
         with pytest.raises(UserError, match=rf"engine\.{name}"):
             use()

@@ -183,18 +183,18 @@ def test_a_damaged_conversion_is_made_again(damage: str, run: LoadedRun) -> None
 def test_a_kill_leaves_nothing_that_is_taken_for_a_conversion(
     run: LoadedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(folder: Path, *rest: Any) -> None:
+    def killed(model: Any, tokenizer: Any, folder: Path, *rest: Any) -> None:
         (folder / "model.bin").write_bytes(b"half")
         raise KeyboardInterrupt
 
-    write, remove = engines._write, shutil.rmtree
-    monkeypatch.setattr(engines, "_write", killed)
+    write, remove = engines.write_ctranslate2, shutil.rmtree
+    monkeypatch.setattr(engines, "write_ctranslate2", killed)
     monkeypatch.setattr(shutil, "rmtree", lambda *path, **more: None)  # a kill removes nothing
     with pytest.raises(KeyboardInterrupt):
         converted(run)
     [left] = conversions(run.folder)
     assert left.startswith(".")
-    monkeypatch.setattr(engines, "_write", write)
+    monkeypatch.setattr(engines, "write_ctranslate2", write)
     monkeypatch.setattr(shutil, "rmtree", remove)
     path = converted(run)
     assert conversions(run.folder) == [left, path.name]  # another process may be writing it
@@ -217,7 +217,7 @@ def test_a_run_folder_that_cannot_be_written(
     def full(*rest: Any) -> None:
         raise DataError("no space left on device")
 
-    monkeypatch.setattr(engines, "_write", full)
+    monkeypatch.setattr(engines, "write_ctranslate2", full)
     (run.folder / "engines").unlink()
     with torch.no_grad():
         next(run.model.parameters()).add_(1.0)

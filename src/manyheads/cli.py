@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,10 +21,10 @@ from manyheads.commands.figure import figure
 from manyheads.commands.generate import compose, generate
 from manyheads.commands.help import Command, Group
 from manyheads.commands.inspect import capture, info, tokenize
-from manyheads.commands.lab import claims, cost, plan, quiz, scale, tables
+from manyheads.commands.lab import claims, compare, cost, plan, quiz, scale, tables
 from manyheads.commands.serve import serve, view
 from manyheads.commands.shared import say, write
-from manyheads.commands.training import compare, demo, distill, prepare, train
+from manyheads.commands.training import demo, distill, prepare, train
 from manyheads.commands.translate import summarize, translate
 from manyheads.errors import DataError, UserError
 
@@ -63,21 +64,34 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "quiz": quiz,
     },
 }
-# Those of release 0.1, which still work.
+# Commands and options of release 0.1, which still work.
 OLD_NAMES: dict[str, Callable[..., None]] = {"fill": fill_mask, "tokens": tokenize, "scale": scale}
-SUMMARIZE = """Summarize documents, one a line.
+OLD_OPTIONS = {
+    "--picture": ["--plot"],
+    "--with": ["--ensemble"],
+    "--half": ["--dtype", "bfloat16"],
+    "--int8": ["--dtype", "int8"],
+    "--rows": ["--max-batch-size"],
+    "--waiting": ["--max-queue"],
+    "--cores": ["--attention"],
+}
 
-Examples
-  $ manyheads summarize runs/summaries < documents.txt
-  $ manyheads summarize runs/summaries documents.txt --beam 8
 
-A document is one line, with ⏎ in place of its line ends; a document that is too
-long is truncated. The options are those of translate.
-"""
+def flat(command: Callable[..., None]) -> Callable[..., None]:
+    """A command in which options that belong together are single ones, and with --plugin.
 
-
-def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the option --plugin, which is applied before the command runs."""
+    Such options are a dataclass, e.g. `compute: Compute = Compute()` has --device and --threads.
+    """
+    signature = inspect.signature(command)
+    groups: dict[str, Any] = {}
+    options_of = []  # name, default, annotation
+    for name, parameter in signature.parameters.items():
+        if is_dataclass(default := parameter.default):
+            groups[name] = default
+            options_of += [(x.name, getattr(default, x.name), x.type) for x in fields(default)]
+        else:
+            options_of.append((name, default, parameter.annotation))
+    options_of.append(("plugin", None, options.Plugins))
 
     @functools.wraps(command)
     def run(plugin: list[Path] | None, **named: Any) -> None:
@@ -85,12 +99,16 @@ def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
             from manyheads.plugins import use
 
             use(file)
+        for name, group in groups.items():
+            changes = {field.name: named.pop(field.name) for field in fields(group)}
+            named[name] = replace(group, **changes)
         command(**named)
 
-    signature = inspect.signature(command)
-    named_only = inspect.Parameter.KEYWORD_ONLY
-    plugin = inspect.Parameter("plugin", named_only, default=None, annotation=options.Plugins)
-    parameters = [*signature.parameters.values(), plugin]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter(name, kind, default=default, annotation=annotation)
+        for name, default, annotation in options_of
+    ]
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
 
@@ -103,11 +121,9 @@ app = typer.Typer(
 )
 for _group, _commands in COMMANDS.items():
     for _name, _function in _commands.items():
-        _help = SUMMARIZE if _name == "summarize" else None
-        _command = _function if _group == "Lab" else with_plugins(_function)
-        app.command(_name, cls=Command, rich_help_panel=_group, help=_help)(_command)
+        app.command(_name, cls=Command, rich_help_panel=_group)(flat(_function))
 for _name, _function in OLD_NAMES.items():
-    app.command(_name, cls=Command, hidden=True)(_function)
+    app.command(_name, cls=Command, hidden=True)(flat(_function))
 
 
 def _print_version(requested: bool) -> bool:
@@ -136,10 +152,22 @@ def manyheads(
     """
 
 
+def _arguments() -> list[str]:
+    """The command line by the present names."""
+    words: list[str] = []
+    for word in sys.argv[1:]:
+        name, equals, value = word.partition("=")
+        *first, last = OLD_OPTIONS.get(name, [name])
+        words += [*first, f"{last}{equals}{value}"]
+    if words[:1] == ["generate"] and {"--out", "-o", "--prime"} & {*words}:  # music in 0.1
+        words[0] = "compose"
+    return words
+
+
 def _run() -> int:
     """The exit code of a command; a command line that cannot be parsed is a UserError."""
     try:
-        code = app(prog_name="manyheads", standalone_mode=False)
+        code = app(_arguments(), prog_name="manyheads", standalone_mode=False)
     except Exception as error:
         if not hasattr(error, "format_message"):  # only the parser's errors have it
             raise

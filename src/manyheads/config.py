@@ -103,19 +103,22 @@ WORDS_FOR_NONE = ("none", "null", "off")
 EXTENSIONS: list[tuple[frozenset[Any], type]] = []  # a union's options, and a plug-in's part
 
 
-# What other libraries call some settings.
+# What people and other libraries call some settings.
 OTHER_NAMES = {
     **dict.fromkeys(("lr", "max_lr"), "learning_rate"),
     **dict.fromkeys(("batch_size", "per_device_train_batch_size"), "batch_tokens"),
+    **dict.fromkeys(("amp", "bf16", "fp16", "autocast"), "precision"),
+    **dict.fromkeys(("pretrained", "finetune", "fine_tune", "fine_tuning"), "init"),
     **dict.fromkeys(("gradient_accumulation_steps", "grad_accum"), "accumulate"),
     **dict.fromkeys(("early_stopping", "early_stopping_patience"), "patience"),
     **dict.fromkeys(("max_grad_norm", "clip_grad_norm"), "clip"),
     **dict.fromkeys(("max_steps", "num_steps"), "steps"),
-    **dict.fromkeys(("num_beams", "beam_size"), "beam"),
+    **dict.fromkeys(("num_beams", "beam_size", "beam_width"), "beam"),
     **dict.fromkeys(("d_model", "hidden_size", "n_embd"), "dim"),
     **dict.fromkeys(("num_layers", "n_layer", "n_layers"), "layers"),
     **dict.fromkeys(("num_heads", "n_head", "nhead"), "heads"),
     "d_ff": "ffn_dim",
+    "logging": "log_to",
 }
 
 
@@ -143,11 +146,6 @@ def change(config: T, table: Mapping[str, Any]) -> T:
     """
     result: T = _convert(type(config), table, "", config)
     return result
-
-
-def override(config: T, path: str, text: str) -> T:
-    """The same settings with the field at a dotted path set from a command-line text."""
-    return override_all(config, [f"{path}={text}"])
 
 
 def override_all(config: T, assignments: Sequence[str]) -> T:

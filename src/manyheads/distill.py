@@ -62,7 +62,6 @@ class Distillation:
     teacher: LoadedRun
     overrides: Sequence[str] = ()
     beam: int | None = None  # None: the teacher's
-    keep_original: bool = False  # train on the original pairs too
     shortlist: int = 50  # candidates of a source token; 0: none
 
     def prepare(self, out: Path, report: Callable[[str], None], *, fresh: bool = False) -> Run:
@@ -90,7 +89,7 @@ class Distillation:
             checksum(weights), teacher.tokenizer.to_json(), json.dumps(dump(translator.decode))
         )
         folder = (teacher.folder / "distilled" / _digest(key, *corpus.sources)).resolve()
-        pairs = folder / ("with-original" if self.keep_original else "pairs")
+        pairs = folder / "pairs"
         names = language_pair(run.data)
         names = names if all(names) and names[0] != names[1] else ("source", "target")
         data = FilesData(folder=str(pairs), source=names[0], target=names[1], empty_lines="skip")
@@ -103,10 +102,7 @@ class Distillation:
             write_settings(run, out)  # refuses another run now, not hours later
         with locked(folder):
             targets = translate_shards(translator, corpus.sources, folder, key)
-            sources = corpus.sources
-            if self.keep_original:
-                sources, targets = [*sources, *corpus.sources], [*targets, *corpus.targets]
-            splits["train"] = Corpus(sources, targets)
+            splits["train"] = Corpus(corpus.sources, targets)
             make_folder(pairs)
             for split, part in splits.items():
                 for name, lines in zip(names, (part.sources, part.targets), strict=True):

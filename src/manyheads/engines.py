@@ -9,12 +9,12 @@ chosen, by name or by int8: `auto` promises the output of PyTorch, which has non
 """
 
 import json
-import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from manyheads.exchange.ctranslate2 import (
     Ctranslate2Translator,
     write_ctranslate2,
 )
-from manyheads.fileio import check_sound, check_sum, check_sum_of
+from manyheads.fileio import PARTIAL, check_sound, check_sum, check_sum_of, replace_files
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.run import SETTINGS, SHORTLIST
@@ -44,12 +44,11 @@ from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.checkpoint import checksum
 
 ENGINES, DTYPES = ("auto", "torch", "ctranslate2"), ("float32", "bfloat16", "int8")
-FOLDER, SUMS, CONVERTING = "engines", "checksums.json", ".converting"
+FOLDER, SUMS = "engines", "checksums.json"
 VOCABULARY_MAP = "vmap.txt"  # the name that CTranslate2 looks for
 ABANDONED = 3600  # seconds after which a conversion that was not finished is removed
 
-# Conversions of runs in read-only folders; removed when the process ends.
-_TEMPORARY: dict[str, tempfile.TemporaryDirectory[str]] = {}
+_TEMPORARY: list[tempfile.TemporaryDirectory[str]] = []  # for runs in read-only folders
 # The opened conversion of a model, and what it depends on.
 _OPENED: WeakKeyDictionary[nn.Module, tuple[object, Ctranslate2Model]] = WeakKeyDictionary()
 
@@ -175,61 +174,54 @@ def why_not(model: nn.Module, decode: Decode) -> str:
 def _open(
     folder: Path, decoder: Translator | Generator, kind: str, dtype: str, workers: int
 ) -> Ctranslate2Model:
-    """The conversion of a model, opened; one that cannot be opened is made again."""
+    """The conversion of a model, opened once."""
     model, decode = decoder.model, decoder.decode
     weights = tuple((weight.data_ptr(), weight._version) for weight in model.parameters())
     special = decode.start, decode.end, decode.source_start
     threads = torch.get_num_threads(), workers
     key = folder, dtype, special, threads, weights, read_shortlist(folder)
-    if model in _OPENED and _OPENED[model][0] == key:
-        return _OPENED[model][1]
-    path = convert(folder, model, decoder.tokenizer, decode, dtype)
-    try:
-        opened = Ctranslate2Model(path, kind, workers=workers)
-    except (DataError, UserError):  # removed by another process, or of another version
-        shutil.rmtree(path, ignore_errors=True)
+    if model not in _OPENED or _OPENED[model][0] != key:
         path = convert(folder, model, decoder.tokenizer, decode, dtype)
-        opened = Ctranslate2Model(path, kind, workers=workers)
-    _OPENED[model] = key, opened
-    return opened
+        _OPENED[model] = key, Ctranslate2Model(path, kind, workers=workers)
+    return _OPENED[model][1]
 
 
 def convert(
     folder: Path, model: Any, tokenizer: Tokenizer, decode: Decode, dtype: str = "float32"
 ) -> Path:
-    """The model as a CTranslate2 folder inside the run folder, made if it is not there.
-
-    A folder gets its name when it is complete. If the run folder cannot be written, the conversion
-    is in a temporary folder of this process.
-    """
+    """The model as a CTranslate2 folder inside the run folder, made if it is not there."""
     shortlist = read_shortlist(folder)
     key = _checksum(model, tokenizer, decode, shortlist)
-    name = f"ctranslate2-{dtype}-{key}"
-    path = folder / FOLDER / name
-    if is_intact(path):
-        return path
+    path = _home(folder) / f"ctranslate2-{dtype}-{key}"
+    if not is_intact(path):
+        with replace_files(path, last=SUMS) as partial:
+            write_ctranslate2(model, tokenizer, partial, dtype, decode)
+            if shortlist:
+                (partial / VOCABULARY_MAP).write_text(shortlist, encoding="utf-8", newline="\n")
+            sums = {file.name: check_sum_of(file) for file in partial.iterdir()}
+            (partial / SUMS).write_text(json.dumps(sums), encoding="utf-8")
+        _remove_others(path, key)
+    return path
+
+
+def _home(folder: Path) -> Path:
+    """The folder of the conversions of a run: in the run folder, if that can be written."""
+    home = folder / FOLDER
     try:
         if not (folder / SETTINGS).is_file():
-            raise OSError("another program's folder")
-        path.parent.mkdir(exist_ok=True)
-        partial = Path(tempfile.mkdtemp(CONVERTING, f".{name}.", path.parent))
-        partial.chmod(folder.stat().st_mode)  # as open as the run folder
+            return _temporary(folder)
+        home.mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=home):
+            return home
     except OSError:
-        if name not in _TEMPORARY or not is_intact(Path(_TEMPORARY[name].name)):
-            _TEMPORARY[name] = tempfile.TemporaryDirectory(prefix=name)
-            _write(Path(_TEMPORARY[name].name), model, tokenizer, decode, dtype, shortlist)
-        return Path(_TEMPORARY[name].name)
-    try:
-        _write(partial, model, tokenizer, decode, dtype, shortlist)
-        shutil.rmtree(path, ignore_errors=True)  # damaged
-        os.rename(partial, path)
-    except OSError as error:
-        if not is_intact(path):  # else another process was faster
-            raise DataError(f"{path} could not be written ({error})") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    _remove_others(path, key)
-    return path
+        return _temporary(folder)
+
+
+@cache
+def _temporary(folder: Path) -> Path:
+    """A folder that is removed when the process ends."""
+    _TEMPORARY.append(tempfile.TemporaryDirectory())
+    return Path(_TEMPORARY[-1].name)
 
 
 def read_shortlist(folder: Path) -> str:
@@ -239,20 +231,6 @@ def read_shortlist(folder: Path) -> str:
         return ""
     check_sound(path, SHORTLIST)
     return path.read_text("utf-8").partition("\n")[2]
-
-
-def _write(
-    folder: Path, model: Any, tokenizer: Tokenizer, decode: Decode, dtype: str, shortlist: str
-) -> None:
-    """A conversion with the checksums of its files, on disk when this returns."""
-    write_ctranslate2(model, tokenizer, folder, dtype, decode)
-    if shortlist:
-        (folder / VOCABULARY_MAP).write_text(shortlist, encoding="utf-8", newline="\n")
-    sums = {file.name: check_sum_of(file) for file in folder.iterdir()}
-    (folder / SUMS).write_text(json.dumps(sums), encoding="utf-8")
-    for file in folder.iterdir():
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
 
 
 def is_intact(folder: Path) -> bool:
@@ -267,7 +245,7 @@ def is_intact(folder: Path) -> bool:
 def _remove_others(path: Path, key: str) -> None:
     """Remove conversions of other weights, and those that a kill has left unfinished."""
     for other in path.parent.iterdir():
-        is_partial = other.name.endswith(CONVERTING)
+        is_partial = other.name.endswith(PARTIAL)
         if is_partial and time.time() - other.stat().st_mtime < ABANDONED:
             continue  # another process may be writing it
         if is_partial or not other.name.endswith(key):

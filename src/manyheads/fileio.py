@@ -1,4 +1,4 @@
-"""Atomic writes, and checksums that detect damaged files.
+"""Atomic writes, checksums that detect damaged files, and lines of text.
 
 A file is written under a temporary name, flushed to disk, then renamed. A settings file begins with
 checksums, as comments: of its own text, and of a file next to it. They come first, so that a
@@ -10,12 +10,13 @@ import os
 import re
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from manyheads.errors import DataError
 
 PARTIAL = ".partial"
+BYTE_ORDER_MARK = "\ufeff"
 CHECK_SUM = re.compile(rb"# check sum ([0-9a-f]{8}) of ([\w.]+)")
 
 
@@ -117,4 +118,25 @@ def check_sound(path: Path, name: str) -> None:
 def drop_partials(folder: Path) -> None:
     """Remove temporary files that a kill in the middle of a write has left."""
     for path in folder.rglob(f".*{PARTIAL}"):
-        path.unlink(missing_ok=True)
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+
+
+def decode_lines(stream: Iterable[bytes], name: str = "input") -> Iterator[str]:
+    """Lines of a UTF-8 stream without their ends, as they come; `name` is for errors.
+
+    Only a newline ends a line: form feeds and U+2028 would shift the rows of a pair.
+    """
+    for number, raw in enumerate(stream, start=1):
+        try:
+            line = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{name}:{number}: not UTF-8 (0x{raw[error.start]:02x} at byte {error.start + 1} "
+                "of the line); convert the file, for example with iconv -t UTF-8"
+            ) from None
+        if number == 1 and line.startswith(BYTE_ORDER_MARK):
+            line = line.removeprefix(BYTE_ORDER_MARK)
+            if not line:  # the file is empty
+                return
+        yield line.removesuffix("\n").removesuffix("\r")

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -137,10 +138,6 @@ class Run(RunSettings):
 
 def parse_run(table: dict[str, Any]) -> Run:
     """A run from its TOML table; task and objective decide the kind of model if it does not."""
-    decode = table.get("decode")
-    if isinstance(decode, dict):
-        # Release 0.1 had best-first search too, which is gone.
-        table = {**table, "decode": {k: v for k, v in decode.items() if k != "order"}}
     model = table.get("model")
     if isinstance(model, dict) and "kind" not in model:
         table = {**table, "model": {**model, "kind": _default_model(table)}}
@@ -259,6 +256,14 @@ def make_folder(folder: Path) -> None:
         ) from None
 
 
+def read_settings(path: Path) -> dict[str, Any]:
+    """The settings in a recipe or run.toml, with the plug-ins in use that they need."""
+    table = read_toml(path)
+    if "plugins" in table or entry_points(group=plugins.GROUP):
+        return plugins.require(table, path)
+    return table
+
+
 def read_run(folder: Path) -> Run:
     """The settings of a run folder."""
     if not folder.is_dir():
@@ -268,7 +273,7 @@ def read_run(folder: Path) -> Run:
         )
     if not (folder / SETTINGS).is_file():
         raise DataError(f"{folder} is not a run folder: it has no {SETTINGS}")
-    table = plugins.require(read_toml(folder / SETTINGS), folder)
+    table = read_settings(folder / SETTINGS)
     check_sound(folder / SETTINGS, SETTINGS)
     try:
         return parse_run(table)
@@ -285,7 +290,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 def settings_text(run: Run, folder: Path | None) -> str:
     """The content of run.toml: settings, after checksums of the tokenizer and of themselves."""
-    text = to_toml(dump(run) | plugins.record(run))
+    text = to_toml(dump(run) | (plugins.record(run) if plugins.LOADED else {}))
     return with_sums(text, SETTINGS, folder and folder / TOKENIZER)
 
 
@@ -399,7 +404,7 @@ def make_trainer(
     if world.is_main:
         drop_partials(folder)
     part, valid = run.data.read("train"), run.data.read("valid")
-    run, chosen = fit_to_data(run, part)
+    run, chosen = fit_to_data(run, part) if run.by_data else (run, [])
     with world.main_first():  # the others read what the first has written
         run, tokenizer = prepare(run, folder, part)
     task = make_task(run, part, valid, tokenizer, device)

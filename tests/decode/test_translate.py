@@ -14,6 +14,7 @@ from manyheads.decode.beam import Decode, Hypothesis
 from manyheads.decode.sample import Sample
 from manyheads.decode.translate import Annotation, LineFormat, Translator, translate_lines
 from manyheads.errors import DataError
+from manyheads.fileio import decode_lines
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.positions import Learned
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -61,7 +62,7 @@ def lines_of(
     translator: Translator, content: str | bytes, n_best: int = 1, **more: Any
 ) -> list[str]:
     raw = content.encode() if isinstance(content, str) else content
-    return list(translate_lines(translator, BytesIO(raw), LineFormat(n_best), **more))
+    return list(translate_lines(translator, decode_lines(BytesIO(raw)), LineFormat(n_best), **more))
 
 
 def letters(text: str) -> str:
@@ -155,7 +156,7 @@ def test_alignments_of_a_line_in_parts_count_the_words_of_the_line(echo: Echo) -
     form, text = LineFormat(alignment=True, annotate=annotate), f"{LONG} {LONG}"
     parts = echo.split(text)
     assert len(parts) > 2
-    [line] = translate_lines(echo, BytesIO(text.encode()), form)
+    [line] = translate_lines(echo, [text], form)
     targets = [number for number, part in enumerate(parts) for _ in part.split()]
     assert line.split(" ||| ")[1].split() == [f"{i}-{j}" for i, j in enumerate(targets)]
 

@@ -27,17 +27,6 @@ if TYPE_CHECKING:
     from manyheads.config import Setting
     from manyheads.run import Run
 
-# What people search for, and the words that the settings use.
-OTHER_NAMES = {
-    **dict.fromkeys(("batch size", "batch_size"), "batch"),
-    **dict.fromkeys(("beam size", "beam width", "num_beams"), "decode.beam"),
-    "optimizer": "adam",
-    "lr": "learning rate",
-    **dict.fromkeys(("amp", "bf16", "fp16", "autocast"), "mixed precision"),
-    **dict.fromkeys(("pretrained", "finetune", "fine-tune", "fine-tuning"), "init"),
-    "logging": "log",
-    "early_stopping": "early stopping",
-}
 FACT = re.compile(r"(Data|Time|Score): (.+)")
 EXTRAS = {  # and a package that each installs
     "figures": "matplotlib",
@@ -146,18 +135,18 @@ def settings(
       $ manyheads settings phrasebook "learning rate"
       $ manyheads settings language model.attention model.attention=performer
     """
-    from manyheads.config import describe
+    from manyheads.config import OTHER_NAMES, describe
     from manyheads.recipes import read_recipe
 
     overrides = [word for word in words or [] if "=" in word]
     prefix = " ".join(word for word in words or [] if "=" not in word)
     run_file = Path(recipe) / "run.toml"
     run = read_recipe(str(run_file) if run_file.is_file() else recipe, overrides)
-    if prefix.lower() in OTHER_NAMES:
-        say(f"{prefix}: see {OTHER_NAMES[prefix.lower()]}")
-        prefix = OTHER_NAMES[prefix.lower()]
     every = list(describe(run))
     chosen = [setting for setting in every if _is_below(setting.name, prefix)]
+    if not chosen and (name := OTHER_NAMES.get(re.sub("[ -]", "_", prefix.lower()))):
+        say(f"{prefix}: see {name}")
+        chosen = [setting for setting in every if name in setting.name.split(".")]
     chosen = chosen or [setting for setting in every if _mentions(setting, prefix)]
     if not chosen:
         raise UserError(

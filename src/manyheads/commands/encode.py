@@ -13,7 +13,14 @@ import typer
 
 from manyheads.commands import options
 from manyheads.commands.options import argument, option, out_option
-from manyheads.commands.shared import input_lines, is_interactive, open_model, say, to_reader, write
+from manyheads.commands.shared import (
+    Compute,
+    input_lines,
+    is_interactive,
+    say,
+    to_reader,
+    write,
+)
 from manyheads.errors import UserError, check_at_least
 
 if TYPE_CHECKING:
@@ -31,8 +38,7 @@ def embed(
         str, option("mean (of the tokens), cls (the first) or tokens (all)", metavar="NAME")
     ] = "mean",
     out: Annotated[Path | None, out_option("The .npy file [default: standard output]")] = None,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
+    compute: Compute = Compute(),
 ) -> None:
     """Embed lines of text: a float32 .npy file with one row a line.
 
@@ -46,7 +52,6 @@ def embed(
     import numpy as np
 
     from manyheads.config import nearest
-    from manyheads.data.files import decode_lines
     from manyheads.fileio import replace_file
     from manyheads.train.metrics import Bar
 
@@ -56,9 +61,9 @@ def embed(
         raise UserError(f"--out {out} must be a file in a folder that exists")
     if out is None and sys.stdout.isatty():
         raise UserError("vectors are binary: write them to a file, --out vectors.npy")
-    encoder = open_model(run, device, threads).encoder()
-    with input_lines(file) as stream:
-        lines = list(decode_lines(stream))
+    encoder = compute.open(run).encoder()
+    with input_lines(file) as texts:
+        lines = list(texts)
     if not lines:
         raise UserError("the input has no lines: embed RUN FILE, or embed RUN < FILE")
     with Bar("embed", len(lines)) as bar:
@@ -78,8 +83,7 @@ def fill_mask(
     file: options.InputFile = None,
     top: Annotated[int, option("List the N most probable words for each mask")] = 1,
     as_json: options.JsonLines = False,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
+    compute: Compute = Compute(),
 ) -> None:
     """Fill in the masked words of lines of text.
 
@@ -97,7 +101,7 @@ def fill_mask(
     from manyheads.decode.translate import BREAKS
 
     check_at_least("--top", top, 1)
-    encoder = open_model(run, device, threads).encoder()
+    encoder = compute.open(run).encoder()
     for first, lines in _chunks(file):
         answers = encoder.fill(lines, top, first)
         for at, (line, guesses) in enumerate(zip(lines, answers, strict=True), start=first):
@@ -122,8 +126,7 @@ def classify(
         bool, option("Also the probability of every label", "--scores", panel="Output")
     ] = False,
     as_json: options.JsonLines = False,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
+    compute: Compute = Compute(),
 ) -> None:
     """Classify lines of text, or image files.
 
@@ -143,7 +146,7 @@ def classify(
     With --json: line, label, scores; for a tagger line, tokens; for images file,
     label, scores.
     """
-    loaded = open_model(run, device, threads)
+    loaded = compute.open(run)
     if loaded.run.task == "images":
         classify_pictures(loaded, files or [], scores, as_json)
         return
@@ -217,12 +220,12 @@ def _chunks(file: Path | None, data: Any = None) -> Iterator[tuple[int, list[str
 
     `data` are settings of labelled data that name the columns of a table.
     """
-    from manyheads.data.files import decode_lines, is_table
+    from manyheads.data.files import is_table
     from manyheads.data.labelled import LabelledData
     from manyheads.decode.translate import LINES_AT_ONCE
 
-    with input_lines(file) as stream:
-        lines, first = decode_lines(stream), 1
+    with input_lines(file) as lines:
+        first = 1
         is_other_table = file is not None and is_table(file) and ".tsv" not in file.suffixes
         if file is not None and is_other_table and isinstance(data, LabelledData):
             lines = data.read_texts(file)  # a .tsv has lines with pairs of texts, without a header

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from manyheads.commands import options
 from manyheads.commands.options import argument, option
 from manyheads.commands.shared import (
+    Decoding,
     check_image,
-    dtype_of,
-    open_model,
     print_json,
     refuse_torchrun,
     say,
@@ -58,12 +57,7 @@ def evaluate(
         bool, option("Precision, recall, F1 of each class", "--by-class", panel="Scores")
     ] = False,
     against: Annotated[Path | None, option(_AGAINST, metavar="RUN", panel="Scores")] = None,
-    engine: options.Engine = "auto",
-    dtype: options.Dtype = "float32",
-    half: options.Half = False,
-    int8: options.Int8 = False,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
+    decoding: Decoding = Decoding(),
     as_json: options.Json = False,
     plot: Annotated[
         Path | None, options.plot_option("Image models: save a confusion matrix (.png, .svg, .pdf)")
@@ -88,37 +82,34 @@ def evaluate(
     from manyheads.view.figures import confusion
 
     refuse_torchrun("evaluate")
-    dtype = dtype_of(dtype, half=half, int8=int8)
-    for setting in overrides or []:
+    settings = [*(overrides or []), *([] if beam is None else [f"decode.beam={beam}"])]
+    for setting in settings:
         if not setting.startswith(("data", "decode.")):
             raise UserError(f"'{setting}' cannot change after training: only data and decode can")
     if tokenize not in TOKENIZERS:
         raise UserError(f"--bleu-tokenize {tokenize} must be one of {', '.join(TOKENIZERS)}")
     check_image("--plot", plot)
-    how: dict[str, Any] = {"engine": engine, "dtype": dtype}
-    loaded = open_model(run, device, threads, say, others=others or (), **how)
-    trained = loaded.run
-    requested = {
+    loaded = decoding.open(run, say, others or ())
+    trained, is_int8 = loaded.run, decoding.dtype == "int8"
+    options: dict[str, Any] = {
         "stride": stride,
         "bleu_tokenize": None if tokenize == "auto" else tokenize,
         "metric": metric or None,
         "confidence": confidence or None,
         "by_class": by_class or None,
     }
-    options: dict[str, Any] = {name: x for name, x in requested.items() if x is not None}
-    others_used = {"against": against, "beam": beam, "plot": plot, "int8": dtype == "int8" or None}
-    trained.spec.check_scoring([*options, *(n for n, x in others_used.items() if x is not None)])
-    changed = _with_overrides(trained, overrides or [])
-    if beam is not None:
-        changed = override_all(changed, [f"decode.beam={beam}"])
+    options = {name: value for name, value in options.items() if value is not None}
+    used = {"against": against, "beam": beam, "plot": plot, "int8": is_int8 or None}
+    trained.spec.check_scoring([*options, *(n for n, x in used.items() if x is not None)])
+    changed = _with_overrides(trained, settings)
     test_set: Any = changed.data
     if source is not None or reference:
         test_set = _test_files(trained, source, reference or [], split)
     if test_set is None:
         raise UserError(f"{run} came without data: add data.folder=... or other data.*")
-    variant = {} if dtype == "float32" else {"computed_in": dtype}
+    variant = {} if decoding.dtype == "float32" else {"computed_in": decoding.dtype}
     variant |= {"written_with": " ".join(map(str, others))} if others else {}
-    if (engine == "ctranslate2" or dtype == "int8") and (run / SHORTLIST).is_file():
+    if (decoding.engine == "ctranslate2" or is_int8) and (run / SHORTLIST).is_file():
         variant["restricted_to"] = SHORTLIST
     variant |= _changes("decoded_with", "decode", trained.decode, changed.decode)
     if test_set is not changed.data:
@@ -128,7 +119,7 @@ def evaluate(
     # Another program's folder is left unchanged.
     saves = not variant and not options.keys() - {"stride"} and (run / SETTINGS).is_file()
     if against is not None:
-        other = open_model(against, device, threads, say, **how)
+        other = decoding.open(against, say)
         changed_decode = override_all(other.run, [f"decode.beam={changed.decode.beam}"])
         options["against"] = dataclasses.replace(other, run=changed_decode)
     scores = dataclasses.replace(loaded, run=changed).evaluate(test_set, split, **options)
@@ -137,7 +128,7 @@ def evaluate(
     _show_scores(scores | variant, as_json)
     if "loss" not in scores and changed.task == "translation":
         reason = "an ensemble" if others else "an exported model"
-        say(f"loss and perplexity are not computed with {'int8' if dtype == 'int8' else reason}")
+        say(f"loss and perplexity are not computed with {'int8' if is_int8 else reason}")
     if saves:
         try:
             save_scores(run, scores)
@@ -172,7 +163,9 @@ def _with_overrides(run: "Run", overrides: Sequence[str]) -> "Run":
     from manyheads.data.files import is_here
     from manyheads.data.language import TextData
 
-    if run.data is None and overrides:
+    if not overrides:
+        return run
+    if run.data is None:
         run = dataclasses.replace(run, data=run.spec.data_for(run.model))
     names = {setting.partition("=")[0] for setting in overrides}
     for name, other in (("data.folder", "data.file"), ("data.file", "data.folder")):

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
-from manyheads.commands import options
 from manyheads.commands.options import argument, option, out_option
-from manyheads.commands.shared import check_image, choose, say, write
+from manyheads.commands.shared import Compute, check_image, say, write
 from manyheads.errors import UserError
 
 KINDS = ("head", "heads", "alignment", "positions", "curves", "landscape")
@@ -42,8 +41,7 @@ def figure(
         float, option("Landscape: distance each way", metavar="X", panel=_OTHERS)
     ] = 1.0,
     seed: Annotated[int, option("Landscape: seed of the directions", panel=_OTHERS)] = 1,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
+    compute: Compute = Compute(),
 ) -> None:
     """Plot attention maps, positions, training curves, loss landscape.
 
@@ -69,11 +67,11 @@ def figure(
     """
     from manyheads.config import nearest
     from manyheads.lab.figures import runs
-    from manyheads.loading import TorchRun, load_run
+    from manyheads.loading import TorchRun
 
     if kind not in KINDS:
         words = [str(run), *([kind] if kind else []), *map(str, others or [])]
-        if _of_the_lectures(words, out, device, threads):
+        if _of_the_lectures(words, out, compute):
             return
         if kind is None:
             raise UserError(_without_kind(run))
@@ -85,8 +83,7 @@ def figure(
     if kind == "curves":
         runs.draw_curves([run, *(others or [])], metric, split, path, say)
     else:
-        choose(device, threads)
-        loaded = load_run(run, device)
+        loaded = compute.open(run)
         if not isinstance(loaded, TorchRun):
             raise UserError(f"{run} was exported: plot the run that it came from")
         if kind == "positions":
@@ -107,7 +104,7 @@ def _without_kind(name: Path) -> str:
     return f"there is no figure '{name}': {nearest(str(name), FIGURES)}"
 
 
-def _of_the_lectures(words: list[str], out: Path | None, device: str, threads: int | None) -> bool:
+def _of_the_lectures(words: list[str], out: Path | None, compute: Compute) -> bool:
     """Draw a figure of manyheads.lab.figures, if the words name one."""
     from manyheads.lab.figures import table
 
@@ -115,7 +112,7 @@ def _of_the_lectures(words: list[str], out: Path | None, device: str, threads: i
     if name is None:
         return False
     check_image("--out", out)
-    choose(device, threads)
+    compute.choose()
     written, lines = table.make(name, words, out)
     write("".join(f"{line}\n" for line in lines))
     say(f"plot: {', '.join(map(str, written))}")

@@ -1,15 +1,20 @@
 """Commands that continue texts and music: generate, compose."""
 
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from manyheads.commands import options
 from manyheads.commands.options import argument, option, out_option
-from manyheads.commands.shared import check_image, dtype_of, input_lines, open_model, say, write
+from manyheads.commands.shared import (
+    Decoding,
+    Sampling,
+    check_image,
+    input_lines,
+    say,
+    write,
+)
 from manyheads.errors import UserError, check_at_least
 
 if TYPE_CHECKING:
@@ -19,23 +24,56 @@ if TYPE_CHECKING:
     from manyheads.decode.sample import Sample
     from manyheads.loading import LoadedRun
 
-TEMPERATURE = 0.8
 NEW_TOKENS = 200
 DATA_PATHS = ("data.folder", "data.file")
 PITCH_CLASSES = ("C", "C#", "D", "D#", "E", "F", "F#", "G", "G#", "A", "A#", "B")
 
-_MAX_NEW = f"Most tokens to add [default: {NEW_TOKENS}; music: the context]"
-_MIN_NEW = "Fewest tokens before an end [default: 0; music: 64]"
-MaxNewTokens = Annotated[int | None, option(_MAX_NEW, panel="Length")]
-MinNewTokens = Annotated[int | None, option(_MIN_NEW, panel="Length")]
-SearchBeam = Annotated[int | None, option("Beam search of width N, no sampling", panel="Search")]
+
+@dataclass(frozen=True)
+class Continuation(Sampling):
+    """How texts and music are continued."""
+
+    max_new_tokens: Annotated[
+        int | None,
+        option(f"Most tokens to add [default: {NEW_TOKENS}; music: the context]", panel="Length"),
+    ] = None
+    min_new_tokens: Annotated[
+        int | None, option("Fewest tokens before an end [default: 0; music: 64]", panel="Length")
+    ] = None
+    beam: Annotated[int | None, option("Beam search of width N, no sampling", panel="Search")] = (
+        None
+    )
+
+    def checked(self) -> "Sample":
+        check_at_least("--min-new-tokens", self.min_new_tokens, 0)
+        check_at_least("--max-new-tokens", self.max_new_tokens, max(1, self.min_new_tokens or 1))
+        sampling = {field.name: getattr(self, field.name) for field in fields(Sampling)}
+        if self.beam is not None and Sampling(**sampling) != Sampling():
+            raise UserError("options of sampling do not work with beam search: leave out --beam")
+        return Sampling(**sampling).checked()
+
+    def generator(
+        self, loaded: "LoadedRun", **decode: Any
+    ) -> "tuple[BaseGenerator, Sample | None]":
+        """A generator with some settings of `decode`, and how it samples; None if it searches."""
+        sample = self.checked()
+        if self.beam is not None:
+            decode["beam"] = self.beam
+        if self.min_new_tokens is not None:
+            # An end that is forced at the limit would leave one token fewer.
+            decode |= {"min_length": self.min_new_tokens, "at_limit": "truncate"}
+        generator = loaded.generator(cache(say), **decode)  # each warning once
+        if self.beam is not None:
+            return generator, None
+        if not generator.supports_seed and sample == Sampling().checked():
+            sample = replace(sample, temperature=0.0)
+            say("CTranslate2 cannot sample by a seed: the most probable token is taken")
+        return generator, sample
 
 
 def generate(
     run: options.RunFolder,
-    words: Annotated[
-        list[str] | None, argument("[FILE]", "Prompts, one a line, in place of standard input")
-    ] = None,
+    file: options.InputFile = None,
     prompt: Annotated[
         str | None, option("Continue this; no input is read", "--prompt", "-p", metavar="TEXT")
     ] = None,
@@ -43,23 +81,8 @@ def generate(
         list[str] | None,
         option("End before this text (repeatable)", metavar="TEXT", panel="Length"),
     ] = None,
-    max_new_tokens: MaxNewTokens = None,
-    min_new_tokens: MinNewTokens = None,
-    temperature: options.Temperature = TEMPERATURE,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    seed: options.SampleSeed = 1,
-    beam: SearchBeam = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", hidden=True)] = None,
-    prime: Annotated[Path | None, typer.Option(hidden=True)] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", "--picture", hidden=True)] = None,
-    engine: options.Engine = "auto",
-    dtype: options.Dtype = "float32",
-    half: options.Half = False,
-    int8: options.Int8 = False,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
+    continuation: Continuation = Continuation(),
+    decoding: Decoding = Decoding(),
 ) -> None:
     """Continue texts with a language model.
 
@@ -74,73 +97,17 @@ def generate(
     """
     from manyheads.data.music import MusicData
 
-    sample = _sampling(temperature, top_k, top_p, min_p, seed, beam)
-    lengths = _check_lengths(min_new_tokens, max_new_tokens)
+    continuation.checked()
     if stop and "" in stop:
         raise UserError("--stop is empty: name the text to end before, or leave it out")
-    reason = "beam search for language models here" if beam else ""
-    reason = reason or ("sampling with a seed" if temperature > 0 else "")
-    dtype = dtype_of(dtype, half=half, int8=int8)
-    loaded = open_model(run, device, threads, say, engine=engine, dtype=dtype, only_torch=reason)
-    if isinstance(loaded.run.data, MusicData):  # release 0.1 had no `compose`
-        if prompt is not None or stop:
-            raise UserError("--prompt and --stop work with text; this run is music: use --prime")
-        _compose(loaded, words or [], (out, prime, plot), lengths, sample, beam)
-        return
-    if out or prime or plot:
-        raise UserError("--out, --prime and --plot work only with music runs: leave them out")
-    file = _prompt_file(words or [], loaded)
-    generator, sampling = _generator(loaded, {}, min_new_tokens, sample, beam)
-    limit = max_new_tokens or max(NEW_TOKENS, min_new_tokens or 0)
-    _continue_texts(generator, prompt, file, limit, sampling, stop or [])
-
-
-def _sampling(
-    temperature: float, top_k: int, top_p: float, min_p: float, seed: int, beam: int | None
-) -> "Sample":
-    from manyheads.decode.sample import Sample
-
-    sample = Sample(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
-    if beam is not None and sample != Sample(temperature=TEMPERATURE):
-        raise UserError("options of sampling do not work with beam search: leave out --beam")
-    return sample
-
-
-def _check_lengths(fewest: int | None, most: int | None) -> tuple[int | None, int | None]:
-    check_at_least("--min-new-tokens", fewest, 0)
-    check_at_least("--max-new-tokens", most, max(1, fewest or 1))
-    return fewest, most
-
-
-def _prompt_file(words: list[str], loaded: "LoadedRun") -> Path | None:
-    for word in words:
-        if not Path(word).is_file():
-            if word.startswith("data."):
-                raise UserError(f"{word} works only with music, not {loaded.folder}: leave it out")
-            raise UserError(f"{word} is not a file: name one with prompts, or use --prompt TEXT")
-    if len(words) > 1:
-        raise UserError(f"one FILE at a time: leave out {words[1]}")
-    return Path(words[0]) if words else None
-
-
-def _generator(
-    loaded: "LoadedRun",
-    options: dict[str, Any],
-    fewest: int | None,
-    sample: "Sample",
-    beam: int | None,
-) -> "tuple[BaseGenerator, Sample | None]":
-    """A generator with some settings of `decode`, and how it samples; None if it searches."""
-    options = options | ({} if beam is None else {"beam": beam})
-    if fewest is not None:
-        # An end that is forced at the limit would leave one token fewer.
-        options |= {"min_length": fewest, "at_limit": "truncate"}
-    generator = loaded.generator(cache(say), **options)  # each warning once
-    if not generator.supports_seed and sample == type(sample)(temperature=TEMPERATURE):
-        sample = replace(sample, temperature=0.0)
-        if beam is None:
-            say("CTranslate2 cannot sample by a seed: the most probable token is taken")
-    return generator, sample if beam is None else None
+    reason = "beam search for language models here" if continuation.beam else ""
+    reason = reason or ("sampling with a seed" if continuation.temperature > 0 else "")
+    loaded = decoding.open(run, say, only_torch=reason)
+    if isinstance(loaded.run.data, MusicData):
+        raise UserError(f"{run} is a model of music: use manyheads compose")
+    generator, sample = continuation.generator(loaded)
+    limit = continuation.max_new_tokens or max(NEW_TOKENS, continuation.min_new_tokens or 0)
+    _continue_texts(generator, prompt, file, limit, sample, stop or [])
 
 
 def _continue_texts(
@@ -152,7 +119,6 @@ def _continue_texts(
     stops: list[str],
 ) -> None:
     """Continue the prompt, or each line of the input."""
-    from manyheads.data.files import decode_lines
     from manyheads.decode.generate import as_text
 
     def continue_text(number: int, text: str) -> None:
@@ -171,7 +137,7 @@ def _continue_texts(
         continue_text(0, prompt)
         return
     with input_lines(file) as lines:
-        for number, text in enumerate(decode_lines(lines)):
+        for number, text in enumerate(lines):
             continue_text(number, text)
 
 
@@ -185,17 +151,8 @@ def compose(
         Path | None, options.plot_option("Plot a piano roll (.png, .svg, .pdf)")
     ] = None,
     prime: Annotated[Path | None, option("MIDI file to continue", metavar="FILE")] = None,
-    max_new_tokens: MaxNewTokens = None,
-    min_new_tokens: MinNewTokens = None,
-    temperature: options.Temperature = TEMPERATURE,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    seed: options.SampleSeed = 1,
-    beam: SearchBeam = None,
-    dtype: options.Dtype = "float32",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
+    continuation: Continuation = Continuation(),
+    decoding: Decoding = Decoding(engine="torch"),
 ) -> None:
     """Compose music as a MIDI file.
 
@@ -205,42 +162,27 @@ def compose(
 
     Statistics of the new notes are printed next to those of the validation data.
     """
-    sample = _sampling(temperature, top_k, top_p, min_p, seed, beam)
-    lengths = _check_lengths(min_new_tokens, max_new_tokens)
-    loaded = open_model(run, device, threads, say, dtype=dtype)
-    _compose(loaded, settings or [], (out, prime, plot), lengths, sample, beam)
-
-
-def _compose(
-    loaded: "LoadedRun",
-    settings: list[str],
-    files: tuple[Path | None, Path | None, Path | None],
-    lengths: tuple[int | None, int | None],
-    sample: "Sample",
-    beam: int | None,
-) -> None:
-    """Continue the prime, or start from nothing; print statistics next to those of the data."""
     from manyheads.config import override_all
     from manyheads.data.events import Statistics, write_midi
     from manyheads.data.files import read_bytes
     from manyheads.data.music import MusicData
     from manyheads.decode.compose import compose
 
-    for setting in settings:
+    continuation.checked()
+    loaded = decoding.open(run, say, only_torch="music")
+    for setting in settings or []:
         if setting.partition("=")[0] not in DATA_PATHS:
             raise UserError(f"'{setting}' cannot be set here: only {' and '.join(DATA_PATHS)} can")
-    data = override_all(loaded.run, settings).data
+    data = override_all(loaded.run, settings or []).data
     if not isinstance(data, MusicData):
         raise loaded.unsupported("composes music", "a language model of music")
-    (out, prime, plot), (fewest, most) = files, lengths
-    out = _check_files(loaded.folder, out, prime, plot)
-    encoding = data.encoding
+    out = _check_files(run, out, prime, plot)
+    encoding, most = data.encoding, continuation.max_new_tokens
     # A weak model would often end at once.
     least = min(encoding.least, most or loaded.run.model.max_length // 2)
-    options = {"min_length": least, "at_limit": "truncate"}
-    generator, sampling = _generator(loaded, options, fewest, sample, beam)
+    generator, sample = continuation.generator(loaded, min_length=least, at_limit="truncate")
     primed = encoding.words(read_bytes(prime), str(prime)) if prime is not None else []
-    words = compose(generator, encoding, primed, limit=most, sample=sampling)
+    words = compose(generator, encoding, primed, limit=most, sample=sample)
     parts, primed_parts = encoding.parts([*primed, *words]), encoding.parts(primed)
     prime_end = max((note.end for part in primed_parts for note in part), default=0)
     new = [[note for note in part if note.start >= prime_end] for part in parts]

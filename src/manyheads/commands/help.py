@@ -15,8 +15,6 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 WIDEST = 100
-# Spellings of release 0.1: accepted, not shown.
-OLD_OPTIONS = frozenset({"--picture", "--with", "--rows", "--waiting", "--cores"})
 RECIPES = "{recipes}"  # ends a description: print the built-in recipes after the options
 
 
@@ -83,9 +81,7 @@ def _usage(command: Any, path: str) -> str:
 
 def _option(param: Any) -> tuple[str, str]:
     """How an option is written, and what it does."""
-    names = [name for name in param.opts if name not in OLD_OPTIONS]
-    names.sort(key=lambda name: name.startswith("--"))
-    name = ", ".join(names)
+    name = ", ".join(sorted(param.opts, key=lambda name: name.startswith("--")))
     if param.secondary_opts:
         name += "/" + param.secondary_opts[0]
     if not param.is_flag:
@@ -100,6 +96,15 @@ def _option(param: Any) -> tuple[str, str]:
     return name, " ".join([(param.help or "").partition(", to copy")[0].rstrip("."), *notes])
 
 
+def _panels(entries: Iterable[tuple[str | None, tuple[str, str]]]) -> list[str]:
+    """Sections of rows with the same title, in the order of the titles; Options come last."""
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for title, row in entries:
+        panels.setdefault(title or "Options", []).append(row)
+    titles = sorted(panels, key=lambda title: title == "Options")
+    return [_section(title, panels[title]) for title in titles]
+
+
 class Command(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         text, lists_recipes, _ = (self.help or "").partition(RECIPES)
@@ -109,14 +114,11 @@ class Command(TyperCommand):
         if arguments:
             rows = [(_argument_name(param), getattr(param, "help", "")) for param in arguments]
             sections.append(_section("Arguments", rows))
-        panels: dict[str, list[tuple[str, str]]] = {}
-        for param in params:
-            if param.param_type_name == "option":
-                title = getattr(param, "rich_help_panel", None) or "Options"
-                panels.setdefault(title, []).append(_option(param))
-        last = panels.pop("Options", [])
-        sections += [_section(title, rows) for title, rows in panels.items()]
-        sections.append(_section("Options", last))
+        sections += _panels(
+            (getattr(param, "rich_help_panel", None), _option(param))
+            for param in params
+            if param.param_type_name == "option"
+        )
         if lists_recipes:
             sections.append(f"{bold('Recipes')}\n{recipe_list()}")
         formatter.write("\n\n".join(sections) + "\n")
@@ -124,15 +126,10 @@ class Command(TyperCommand):
 
 class Group(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        panels: dict[str, list[tuple[str, str]]] = {}
-        for name, command in self.commands.items():
-            if not command.hidden:
-                summary = (command.help or "").partition("\n")[0].rstrip(".")
-                title = str(getattr(command, "rich_help_panel", None) or "Commands")
-                panels.setdefault(title, []).append((name, summary))
-        options = [_option(param) for param in self.get_params(ctx) if not param.hidden]  # type: ignore[attr-defined]
+        commands: list[Any] = [x for x in self.commands.values() if not x.hidden]
+        options: list[Any] = [x for x in self.get_params(ctx) if not getattr(x, "hidden", False)]
         usage = f"Usage: {ctx.command_path} [OPTIONS] COMMAND [ARGS]..."
-        sections = [usage, _description(self.help)]
-        sections += [_section(title, rows) for title, rows in panels.items()]
-        sections.append(_section("Options", options))
-        formatter.write("\n\n".join(sections) + "\n")
+        summaries = [(x.name, x.help.partition("\n")[0].rstrip(".")) for x in commands]
+        titles = [x.rich_help_panel for x in commands]
+        rows = [*zip(titles, summaries, strict=True), *((None, _option(x)) for x in options)]
+        formatter.write("\n\n".join([usage, _description(self.help), *_panels(rows)]) + "\n")

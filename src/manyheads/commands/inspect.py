@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from manyheads.commands import options
 from manyheads.commands.options import argument, option
-from manyheads.commands.shared import choose, print_json, say, write
+from manyheads.commands.shared import Compute, print_json, say, write
 from manyheads.errors import UserError
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def capture(
         raise UserError("capture needs starlette: pip install 'manyheads[web]'")
     from manyheads.web.flow import save_activations
 
-    choose("cpu", threads)
+    Compute("cpu", threads).choose()
     loaded, joined = load_run(run), " ".join(text)
     if not isinstance(loaded, TorchRun):
         raise UserError(f"{run} was exported: capture the run it came from")

@@ -1,4 +1,4 @@
-"""Commands of the lab: claims, scaling-laws, plan, cost, tables, quiz."""
+"""Commands of the lab: compare, claims, scaling-laws, plan, cost, tables, quiz."""
 
 import shlex
 import sys
@@ -11,20 +11,68 @@ from manyheads.commands import options
 from manyheads.commands.catalogue import Recipe
 from manyheads.commands.options import argument, option
 from manyheads.commands.shared import (
+    Compute,
     check_image,
-    choose,
-    command_name,
     draw,
     print_json,
     print_table,
     refuse_torchrun,
+    resumable,
     say,
     write,
 )
+from manyheads.commands.training import read_with_seed, train_run
 from manyheads.errors import UserError
 
 _ATTENTION = "Implementations with their settings, e.g. 'fused,tiled block=256' [default: all]"
 _DEVICES, _BATCH = "Devices", "Batch"
+
+
+def compare(
+    recipe: Recipe,
+    overrides: options.Overrides = None,
+    sweep: Annotated[
+        list[str] | None,
+        option("A setting and its values (repeatable: all combinations)", metavar="KEY=A,B,..."),
+    ] = None,
+    match: Annotated[
+        str | None,
+        option("Equal parameters, flops or time for all, as the first has", metavar="NAME"),
+    ] = None,
+    out: options.Out = Path("runs/compare"),
+    split: options.Split = "valid",
+    seed: options.Seed = None,
+    as_json: options.Json = False,
+    compute: Compute = Compute(),
+) -> None:
+    """Train several variants of a recipe: one table of scores, one plot.
+
+    Examples
+      $ manyheads compare phrasebook --sweep model.position=learned,rotary
+      $ manyheads compare phrasebook train.steps=300 --sweep seed=1,2,3
+      $ manyheads compare phrasebook --sweep model=seq2seq,rnn --match parameters
+
+    --match parameters changes model.dim of all runs but the first; flops and time
+    change train.steps.
+    """
+    from manyheads.lab.compare import compare_variants, table_of
+
+    refuse_torchrun("compare")
+    device = compute.choose()
+    rows, title = compare_variants(
+        lambda settings: read_with_seed(recipe, settings, seed),
+        *(overrides or [], sweep or []),
+        match=match,
+        out=out,
+        split=split,
+        device=device,
+        train=lambda run, folder: train_run(run, folder, device),
+        say=say,
+    )
+    if as_json:
+        print_json({"runs": rows, "split": split} | ({"match": match} if match else {}))
+    else:
+        print_table(table_of(rows, title), 140, highlight=True)
 
 
 def claims(
@@ -39,8 +87,7 @@ def claims(
     large: Annotated[bool, option("Experiments of a size for a GPU", "--large")] = False,
     again: Annotated[bool, option("Repeat claims that the report has", "--again")] = False,
     as_json: options.Json = False,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
+    compute: Compute = Compute(),
 ) -> None:
     """List the claims of the lectures, or test them by experiments.
 
@@ -71,8 +118,8 @@ def claims(
         raise UserError(f"{report} is a file: choose a folder with --report")
     for name in names:  # refuses an unknown one before anything runs
         runner.code_of(runner.find(name))
-    chosen = choose(device, threads)
-    setting = Setting(seeds=parse_seeds(seeds), large=large, device=chosen, threads=threads)
+    device = compute.choose()
+    setting = Setting(seeds=parse_seeds(seeds), large=large, device=device, threads=compute.threads)
     results = runner.run_all(names, setting, report, again=again)
     if as_json:
         print_json({"claims": [result.as_json() for result in results]})
@@ -84,9 +131,7 @@ def claims(
 
 
 def cost(
-    cores: Annotated[
-        str | None, option(_ATTENTION, "--attention", "--cores", metavar="A,B,...")
-    ] = None,
+    cores: Annotated[str | None, option(_ATTENTION, "--attention", metavar="A,B,...")] = None,
     lengths: Annotated[
         str, option("Sequence lengths", metavar="N,N,...")
     ] = "512,1024,2048,4096,8192,16384",
@@ -99,8 +144,7 @@ def cost(
     seed: Annotated[int, option("Seed of the inputs")] = 1,
     plot: Annotated[Path | None, options.plot_option("Plot time and memory by length")] = None,
     as_json: options.Json = False,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
+    compute: Compute = Compute(),
 ) -> None:
     """Benchmark attention implementations: time and memory by length.
 
@@ -114,11 +158,11 @@ def cost(
     from manyheads.train.optimizer import Train
 
     check_image("--plot", plot)
-    chosen = choose(device, threads)
+    device = compute.choose()
     measured, measured_lengths = lab.read_cores(cores), lab.read_lengths(lengths)
     setup = lab.Setup(
-        device=chosen,
-        dtype=precision_of(parse(Train, {"precision": precision}), chosen),
+        device=device,
+        dtype=precision_of(parse(Train, {"precision": precision}), device),
         causal=causal,
         heads=heads,
         head_dim=head_dim,
@@ -215,8 +259,7 @@ def scale(
     out: options.Out = Path("runs/scale"),
     seed: options.Seed = None,
     as_json: options.Json = False,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
+    compute: Compute = Compute(),
 ) -> None:
     """Fit scaling laws to small runs; predict and train a larger one.
 
@@ -231,14 +274,12 @@ def scale(
     from manyheads.lab.scaling import report
     from manyheads.lab.scaling.plan import LARGER, Sweep, parse_time
     from manyheads.lab.scaling.sweep import Scaling
-    from manyheads.recipes import read_recipe
-    from manyheads.train.loop import Stopped
 
     refuse_torchrun("scaling-laws")
     sweep = Sweep(sizes=sizes, data=data, budget=parse_time(budget))
-    chosen = choose(device, threads)
-    run = read_recipe(recipe, options.with_seed(overrides, seed))
-    scaling = Scaling(run, sweep, out, chosen)
+    device = compute.choose()
+    run = read_with_seed(recipe, overrides, seed)
+    scaling = Scaling(run, sweep, out, device)
     if not (plan and as_json):
         print_table(report.plan_table(scaling.plan, scaling.step_tokens), 120, to_stderr=not plan)
     for warning in report.warnings(scaling):
@@ -253,11 +294,8 @@ def scale(
     )
     if trained := len(scaling.results()):
         say(f"{trained} of {len(scaling.plan.runs)} runs are trained already")
-    try:
+    with resumable():
         findings = scaling.go()
-    except Stopped as stopped:
-        say(f"manyheads: {stopped}; resume with: {command_name()} {shlex.join(sys.argv[1:])}")
-        raise typer.Exit(stopped.exit_code) from None
     draw(out / "scale.png", lambda path: report.draw(scaling.plan, findings, path))
     best = None if budget_flops is None else best_for_budget(out, budget_flops)
     if as_json:

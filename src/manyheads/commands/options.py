@@ -1,6 +1,5 @@
 """Options and arguments with the same meaning in every command that has them."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,14 +20,9 @@ def out_option(help: str, metavar: str = "FILE") -> Any:
     return option(help, "--out", "-o", metavar=metavar, panel="Output")
 
 
-def with_seed(overrides: Sequence[str] | None, seed: int | None) -> list[str]:
-    """The settings of a command with its --seed."""
-    return [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
-
-
 def plot_option(help: str) -> Any:
-    """A plot in addition to the result; release 0.1 called it --picture."""
-    return option(help, "--plot", "--picture", metavar="FILE", panel="Output")
+    """A plot in addition to the result."""
+    return option(help, "--plot", metavar="FILE", panel="Output")
 
 
 _RUN = "A run folder, a Hugging Face or an exported folder"
@@ -55,7 +49,7 @@ _ENSEMBLE = "Average the probabilities with this run (repeatable)"
 Split = Annotated[str, option(_SPLIT, metavar="NAME", panel="Data")]
 Beam = Annotated[int | None, option(_BEAM, panel="Search")]
 Ensemble = Annotated[
-    list[Path] | None, option(_ENSEMBLE, "--ensemble", "--with", metavar="RUN", panel="Search")
+    list[Path] | None, option(_ENSEMBLE, "--ensemble", metavar="RUN", panel="Search")
 ]
 
 _ENGINE = "auto, torch or ctranslate2; auto: CTranslate2 on a CPU if it gives the same"
@@ -63,8 +57,6 @@ _DTYPE = "Weights in float32, bfloat16 (for a GPU) or int8 (CTranslate2)"
 Device = Annotated[str, option("auto, cpu, cuda, cuda:N or mps", metavar="NAME", panel="Speed")]
 Threads = Annotated[int | None, option("CPU threads [default: all cores]", panel="Speed")]
 Dtype = Annotated[str, option(_DTYPE, metavar="NAME", panel="Speed")]
-Half = Annotated[bool, typer.Option("--half", hidden=True)]  # 0.1's word for --dtype bfloat16
-Int8 = Annotated[bool, typer.Option("--int8", hidden=True)]  # 0.1's word for --dtype int8
 Engine = Annotated[str, option(_ENGINE, metavar="NAME", panel="Speed")]
 
 _TOP_P = "Nucleus sampling: the most probable tokens of mass P; 1 is off"

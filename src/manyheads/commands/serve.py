@@ -9,10 +9,9 @@ from typing import Annotated
 
 from manyheads.commands import options
 from manyheads.commands.options import argument, option
-from manyheads.commands.shared import choose, open_model, say, write
+from manyheads.commands.shared import Compute, Decoding, say, write
 from manyheads.errors import UserError, check_at_least
 
-_QUEUE = ("--max-queue", "--waiting")
 _TOKEN = "Token that clients must send; generated off loopback"
 Host = Annotated[
     str, option("Address; off loopback a token is needed", metavar="NAME", panel="Network")
@@ -73,7 +72,7 @@ def view(
     token = _check_address(port, token, token_file)
     from manyheads.web.app import serve
 
-    choose("cpu", threads)
+    Compute("cpu", threads).choose()
     if export is not None:
         from manyheads.web.export import export as write_copy
 
@@ -104,18 +103,13 @@ def serve(
         str | None, option("Target language, if the run does not name it", metavar="LANG")
     ] = None,
     beam: Annotated[int | None, option("Translators: beam width; 1 is greedy")] = None,
-    rows: Annotated[
-        int, option("Texts in a batch", "--max-batch-size", "--rows", panel="Batching")
-    ] = 64,
+    rows: Annotated[int, option("Texts in a batch", "--max-batch-size", panel="Batching")] = 64,
     batch_tokens: Annotated[int, option("Tokens in a batch", panel="Batching")] = 4096,
     waiting: Annotated[
         int,
-        option("Requests that may wait; more are refused", *_QUEUE, panel="Batching"),
+        option("Requests that may wait; more are refused", "--max-queue", panel="Batching"),
     ] = 256,
-    engine: options.Engine = "auto",
-    dtype: options.Dtype = "float32",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
+    decoding: Decoding = Decoding(),
 ) -> None:
     """Serve a run over HTTP until SIGTERM or Ctrl-C.
 
@@ -140,7 +134,7 @@ def serve(
     }
     for name, limit in limits.items():
         check_at_least(f"--{name}", limit, 1)
-    loaded = open_model(run, device, threads, cache(say), engine=engine, dtype=dtype)
+    loaded = decoding.open(run, cache(say))
     bounds = Bounds(rows=rows, tokens=batch_tokens, waiting=waiting)
 
     def ready(address: str, needed: str | None) -> None:

@@ -1,20 +1,25 @@
-"""Shared by the commands: input and output, devices, loading a model."""
+"""Shared by the commands: input and output; options for devices, engines and sampling."""
 
 import json
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyheads.errors import UserError
+import typer
+
+from manyheads.commands import options
+from manyheads.errors import UserError, check_at_least
 
 if TYPE_CHECKING:
     import torch
 
+    from manyheads.decode.sample import Sample
     from manyheads.loading import LoadedRun
 
 IMAGE_SUFFIXES = (".png", ".svg", ".pdf")
@@ -76,18 +81,19 @@ def draw(path: Path | None, plot: Callable[[Path], object]) -> None:
 
 
 @contextmanager
-def input_lines(file: Path | None) -> Iterator[Iterable[bytes]]:
+def input_lines(file: Path | None) -> Iterator[Iterator[str]]:
     """The lines of a file or of standard input; a hint if it is a terminal."""
     from manyheads.data.files import STDIN, raw_lines
+    from manyheads.fileio import decode_lines
 
     if file is not None and file != STDIN:
-        yield raw_lines(file)
+        yield decode_lines(raw_lines(file), str(file))
         return
     if sys.stdin is None:
         raise UserError("standard input is closed: name a FILE, or pipe lines into the command")
     if sys.stdin.isatty():
         say("Reading lines from the terminal: type one and press Enter. Ctrl-D ends.")
-    yield sys.stdin.buffer
+    yield decode_lines(sys.stdin.buffer)
 
 
 def is_interactive(file: Path | None) -> bool:
@@ -114,29 +120,21 @@ def split_words(words: Sequence[str] | None, allowed: str) -> tuple[Path | None,
 
 def command_name() -> str:
     """How to call the program from this folder."""
-    if shutil.which("manyheads"):
-        return "manyheads"
-    called = Path(sys.argv[0])
-    if called.name == "__main__.py":
-        return shlex.join([sys.executable, "-m", "manyheads"])
-    here = called.is_absolute() and called.is_relative_to(Path.cwd())
-    return shlex.quote(str(called.relative_to(Path.cwd()) if here else called))
+    is_on_path = shutil.which("manyheads") is not None
+    return "manyheads" if is_on_path else shlex.join([sys.executable, "-m", "manyheads"])
 
 
-# --- devices and models ---
+@contextmanager
+def resumable(report: Callable[[str], None] = say, command: str = "") -> Iterator[None]:
+    """A signal has saved the training: print the command that resumes it, and exit."""
+    from manyheads.train.loop import Stopped
 
-
-def choose(name: str, threads: int | None) -> "torch.device":
-    """The device of that name, with this number of CPU threads."""
-    import torch
-
-    from manyheads.run import choose_device
-
-    if threads is not None:
-        if threads < 1:
-            raise UserError(f"--threads {threads} must be at least 1")
-        torch.set_num_threads(threads)
-    return choose_device(name)
+    try:
+        yield
+    except Stopped as stopped:
+        command = command or f"{command_name()} {shlex.join(sys.argv[1:])}"
+        report(f"manyheads: {stopped}; resume with: {command}")
+        raise typer.Exit(stopped.exit_code) from None
 
 
 def is_torchrun() -> bool:
@@ -149,38 +147,75 @@ def refuse_torchrun(command: str) -> None:
         raise UserError(f"torchrun works only with `manyheads train`: start {command} without it")
 
 
-def dtype_of(dtype: str, *, half: bool = False, int8: bool = False) -> str:
-    """The option --dtype, or its spelling in release 0.1."""
-    names = {"bfloat16": half, "int8": int8} | {dtype: dtype != "float32"}
-    chosen = [name for name, is_set in names.items() if is_set]
-    if len(chosen) > 1:
-        raise UserError(f"--dtype {' and '.join(chosen)}: choose one")
-    return chosen[0] if chosen else "float32"
+# --- options that belong together: one parameter of a command, see `flat` in manyheads.cli ---
 
 
-def open_model(
-    run: Path,
-    device: str,
-    threads: int | None,
-    warn: Callable[[str], None] = lambda line: None,
-    *,
-    engine: str = "torch",
-    dtype: str = "float32",
-    others: Sequence[Path] = (),
-    only_torch: str = "",
-) -> "LoadedRun":
-    """The model of a run, or the ensemble of several, with an engine in a precision.
+@dataclass(frozen=True)
+class Compute:
+    """Where a command computes."""
 
-    `only_torch` names a requested feature that only PyTorch has; exports refuse it themselves.
-    """
-    from manyheads.engines import Engine
-    from manyheads.loading import TorchRun, ensemble, load_run
+    device: options.Device = "auto"
+    threads: options.Threads = None
 
-    choose(device, threads)  # refuses a missing device; the folder decides what `auto` means
-    chosen = Engine(engine, dtype, warn)
-    on_cpu = device == "auto" and chosen.is_ctranslate2
-    loaded = [load_run(folder, "cpu" if on_cpu else device, warn) for folder in (run, *others)]
-    only_torch = "ensembles" if others else only_torch
-    if only_torch and isinstance(loaded[0], TorchRun):
-        chosen = chosen.only_torch(f"CTranslate2 has no {only_torch}", loaded[0].device)
-    return ensemble([model.with_engine(chosen) for model in loaded])
+    def choose(self) -> "torch.device":
+        """The device; sets the number of CPU threads."""
+        import torch
+
+        from manyheads.run import choose_device
+
+        if self.threads is not None:
+            check_at_least("--threads", self.threads, 1)
+            torch.set_num_threads(self.threads)
+        return choose_device(self.device)
+
+    def open(self, run: Path) -> "LoadedRun":
+        """The model of a run, computed by PyTorch."""
+        return Decoding(self.device, self.threads, engine="torch").open(run)
+
+
+@dataclass(frozen=True)
+class Decoding(Compute):
+    """Where, with which engine and in which precision a command decodes."""
+
+    engine: options.Engine = "auto"
+    dtype: options.Dtype = "float32"
+
+    def open(
+        self,
+        run: Path,
+        warn: Callable[[str], None] = lambda line: None,
+        others: Sequence[Path] = (),
+        *,
+        only_torch: str = "",
+    ) -> "LoadedRun":
+        """The model of a run, or the ensemble of several.
+
+        `only_torch` names a requested feature that only PyTorch has; exports refuse it themselves.
+        """
+        from manyheads.engines import Engine
+        from manyheads.loading import TorchRun, ensemble, load_run
+
+        self.choose()  # refuses a missing device; the folder decides what `auto` means
+        engine = Engine(self.engine, self.dtype, warn)
+        device = "cpu" if self.device == "auto" and engine.is_ctranslate2 else self.device
+        loaded = [load_run(folder, device, warn) for folder in (run, *others)]
+        only_torch = "ensembles" if others else only_torch
+        if only_torch and isinstance(loaded[0], TorchRun):
+            engine = engine.only_torch(f"CTranslate2 has no {only_torch}", loaded[0].device)
+        return ensemble([model.with_engine(engine) for model in loaded])
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are sampled."""
+
+    temperature: options.Temperature = 0.8
+    top_k: options.TopK = 0
+    top_p: options.TopP = 1.0
+    min_p: options.MinP = 0.0
+    seed: options.SampleSeed = 1
+
+    def checked(self) -> "Sample":
+        from manyheads.decode.sample import Sample
+
+        return Sample(**vars(self))

@@ -1,27 +1,22 @@
-"""Commands that train: demo, train, distill, compare."""
+"""Commands that train: demo, train, distill."""
 
 import os
-import shlex
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-
-import typer
 
 from manyheads.commands import options
 from manyheads.commands.catalogue import Recipe, commented_toml, complete_recipe
 from manyheads.commands.help import recipe_list
 from manyheads.commands.options import argument, option, out_option
 from manyheads.commands.shared import (
-    choose,
+    Compute,
+    Decoding,
     command_name,
     is_torchrun,
-    open_model,
-    print_json,
-    print_table,
     refuse_torchrun,
+    resumable,
     say,
     write,
 )
@@ -36,13 +31,13 @@ if TYPE_CHECKING:
 _RECIPE = "A built-in recipe (below) or a TOML file"
 
 
-def _recipe(recipe: str, overrides: Sequence[str] | None, seed: int | None) -> "Run":
+def read_with_seed(recipe: str, overrides: Sequence[str] | None, seed: int | None) -> "Run":
     from manyheads.recipes import read_recipe
 
-    return read_recipe(recipe, options.with_seed(overrides, seed))
+    return read_recipe(recipe, [*(overrides or []), *([] if seed is None else [f"seed={seed}"])])
 
 
-def _train(
+def train_run(
     run: "Run",
     out: Path,
     device: "torch.device",
@@ -54,19 +49,13 @@ def _train(
 
     `fresh` deletes the run in the folder first; other files stay.
     """
-    from manyheads.run import train_run
-    from manyheads.train.loop import Stopped
+    from manyheads import run as runs
     from manyheads.train.step import ONE_PROCESS
 
     world = world or ONE_PROCESS
     report: Callable[[str], None] = say if world.is_main else lambda line: None
-    try:
-        train_run(run, out, device, world, report, fresh=fresh)
-    except Stopped as stopped:
-        command = f"{command_name()} {shlex.join(sys.argv[1:])}"
-        how = "the same command" if world.is_distributed else command
-        report(f"manyheads: {stopped}; resume with: {how}")
-        raise typer.Exit(stopped.exit_code) from None
+    with resumable(report, "the same command" if world.is_distributed else ""):
+        runs.train_run(run, out, device, world, report, fresh=fresh)
 
 
 def demo(
@@ -75,8 +64,7 @@ def demo(
         bool, option("Watch it learn in a browser while it trains, until Ctrl-C", "--open")
     ] = False,
     seed: options.Seed = None,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
+    compute: Compute = Compute(),
 ) -> None:
     """Train a translator on the built-in phrasebook and show it (minutes).
 
@@ -87,10 +75,10 @@ def demo(
     from manyheads.commands.demo import show, watch
 
     refuse_torchrun("demo")
-    chosen = choose(device, threads)
+    device = compute.choose()
     page = watch(out) if open_page else None
-    _train(_recipe("phrasebook", None, seed), out, chosen)
-    show(out, chosen, command_name())
+    train_run(read_with_seed("phrasebook", None, seed), out, device)
+    show(out, device, command_name())
     if page is not None:
         say("the page stays open until Ctrl-C")
         page.join()
@@ -116,8 +104,7 @@ def train(
         option("Refuse a model that huggingface, ... cannot hold", metavar="FORMAT"),
     ] = None,
     seed: options.Seed = None,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
+    compute: Compute = Compute(),
 ) -> None:
     """Train a model; the same command again resumes it.
 
@@ -143,7 +130,7 @@ def train(
         say(f"Recipes (manyheads recipes has more about them):\n{recipe_list()}")
         raise UserError(f"train needs a recipe: {command_name()} train phrasebook")
     with _processes() as world:
-        run = _recipe(recipe, overrides, seed)
+        run = read_with_seed(recipe, overrides, seed)
         if exportable_to is not None:
             from manyheads.commands.exchange import check_exportable
 
@@ -158,7 +145,7 @@ def train(
                 "--nproc-per-node N -m manyheads train ..., or leave it out"
             )
         folder = out or Path("runs") / Path(recipe).stem
-        place = choose(device, threads)
+        place = compute.choose()
         if world.is_distributed:
             from manyheads.train.parallel import device_of
 
@@ -169,7 +156,7 @@ def train(
             if world.is_main:
                 write(measure(run, place).text())
             return
-        _train(run, folder, place, world, fresh=fresh)
+        train_run(run, folder, place, world, fresh=fresh)
         if world.is_main:
             say(f"trained: {folder}; {_next_step(run, folder)}")
 
@@ -214,7 +201,7 @@ def prepare(
     from manyheads.prepare import prepare_data
 
     refuse_torchrun("prepare")
-    prepare_data(_recipe(recipe, overrides, None), out, workers or os.cpu_count() or 1, say)
+    prepare_data(read_with_seed(recipe, overrides, None), out, workers or os.cpu_count() or 1, say)
     say(f"prepared: {out}; next: {command_name()} train {recipe} data.folder={out}")
 
 
@@ -225,17 +212,13 @@ def distill(
         Path | None, out_option("Run folder of the student [default: RUN-student]", "FOLDER")
     ] = None,
     beam: options.Beam = None,
-    keep_original: Annotated[
-        bool, option("Train on the original pairs too", "--keep-original", panel="Data")
-    ] = False,
     shortlist: Annotated[
         int, option("Target tokens for each source token; 0: no shortlist", panel="Search", min=0)
     ] = 50,
     fresh: Annotated[
         bool, option("Delete the run in the folder, start over at step 0", "--fresh")
     ] = False,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
+    compute: Compute = Compute(),
 ) -> None:
     """Train a small, fast student on a teacher's translations; again: resume.
 
@@ -252,60 +235,12 @@ def distill(
     from manyheads.loading import TorchRun
 
     refuse_torchrun("distill")
-    folder, place = out or run.with_name(f"{run.name}-student"), choose(device, threads)
-    teacher = open_model(run, device, threads, say, engine="auto")
+    folder, device = out or run.with_name(f"{run.name}-student"), compute.choose()
+    teacher = Decoding(compute.device, compute.threads).open(run, say)
     if not isinstance(teacher, TorchRun):
         raise UserError(f"{run} was exported: distill the run it came from")
-    student = Distillation(teacher, overrides or [], beam, keep_original, shortlist)
-    _train(student.prepare(folder, say, fresh=fresh), folder, place)
+    student = Distillation(teacher, overrides or [], beam, shortlist)
+    train_run(student.prepare(folder, say, fresh=fresh), folder, device)
     name = command_name()
     say(f"trained: {folder}; next: {name} evaluate {folder} --dtype int8 --device cpu")
     say(f"translate with: {name} translate {folder} --dtype int8 --device cpu < FILE")
-
-
-def compare(
-    recipe: Recipe,
-    overrides: options.Overrides = None,
-    sweep: Annotated[
-        list[str] | None,
-        option("A setting and its values (repeatable: all combinations)", metavar="KEY=A,B,..."),
-    ] = None,
-    match: Annotated[
-        str | None,
-        option("Equal parameters, flops or time for all, as the first has", metavar="NAME"),
-    ] = None,
-    out: options.Out = Path("runs/compare"),
-    split: options.Split = "valid",
-    seed: options.Seed = None,
-    as_json: options.Json = False,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-) -> None:
-    """Train several variants of a recipe: one table of scores, one plot.
-
-    Examples
-      $ manyheads compare phrasebook --sweep model.position=learned,rotary
-      $ manyheads compare phrasebook train.steps=300 --sweep seed=1,2,3
-      $ manyheads compare phrasebook --sweep model=seq2seq,rnn --match parameters
-
-    --match parameters changes model.dim of all runs but the first; flops and time
-    change train.steps.
-    """
-    from manyheads.lab.compare import compare_variants, table_of
-
-    refuse_torchrun("compare")
-    chosen = choose(device, threads)
-    rows, title = compare_variants(
-        lambda settings: _recipe(recipe, settings, seed),
-        *(overrides or [], sweep or []),
-        match=match,
-        out=out,
-        split=split,
-        device=chosen,
-        train=lambda run, folder: _train(run, folder, chosen),
-        say=say,
-    )
-    if as_json:
-        print_json({"runs": rows, "split": split} | ({"match": match} if match else {}))
-    else:
-        print_table(table_of(rows, title), 140, highlight=True)

@@ -1,6 +1,6 @@
 """The command that translates or summarizes lines: translate, also called summarize."""
 
-import functools
+import inspect
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from manyheads.commands import options
 from manyheads.commands.options import option
 from manyheads.commands.shared import (
-    dtype_of,
+    Decoding,
+    Sampling,
     input_lines,
     is_interactive,
-    open_model,
     say,
     split_words,
     write,
@@ -43,16 +43,8 @@ def translate(
     sample: Annotated[
         bool, option("Sample in place of searching", "--sample", panel="Sampling")
     ] = False,
-    temperature: options.Temperature = 1.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    seed: options.SampleSeed = 1,
-    engine: options.Engine = "auto",
-    dtype: options.Dtype = "float32",
-    half: options.Half = False,
-    int8: options.Int8 = False,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
+    sampling: Sampling = Sampling(temperature=1.0),
+    decoding: Decoding = Decoding(),
 ) -> None:
     """Translate lines of text, one line out for each line in.
 
@@ -67,59 +59,56 @@ def translate(
     with ⏎ in place of its line ends. A line that is too long is translated in parts.
     """
     from manyheads.config import override_all
-    from manyheads.decode.sample import Sample
     from manyheads.decode.translate import LineFormat, translate_lines
     from manyheads.tasks.summaries import truncate_lines
 
     file, settings = split_words(words, "decode.")
-    if not sample and (temperature, top_k, top_p, seed) != (1.0, 0, 1.0, 1):
-        raise UserError("--temperature, --top-k, --top-p and --seed need --sample: add it")
+    if not sample and sampling != Sampling(temperature=1.0):
+        raise UserError("--temperature, --top-k, --top-p, --min-p and --seed need --sample: add it")
     if n_best < 1:
         raise UserError(f"--n-best {n_best} must be at least 1")
     chosen = (("--n-best", n_best > 1), ("--alignment", alignment), ("--scores", scores))
     for name, is_set in (*chosen, ("--beam", beam is not None)):
         if sample and is_set:
             raise UserError(f"{name} works only with beam search: leave out --sample")
-    loaded = open_model(
-        *(run, device, threads, say),
-        engine=engine,
-        dtype=dtype_of(dtype, half=half, int8=int8),
-        others=others or (),
-        only_torch="sampling with a seed" if sample else "such n-best lists" if n_best > 1 else "",
-    )
+    only_torch = "sampling with a seed" if sample else "such n-best lists" if n_best > 1 else ""
+    loaded = decoding.open(run, say, others or (), only_torch=only_torch)
     width = [] if beam is None else [f"decode.beam={beam}"]
     loaded = replace(loaded, run=override_all(loaded.run, [*settings, *width]))
     translator = loaded.translator(beam=max(loaded.run.decode.beam, n_best))
     form = LineFormat(n_best, alignment, scores, _annotator(translator, alignment, scores))
-    sampling = None
-    if sample:
-        sampling = Sample(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     with input_lines(file) as lines:
         if loaded.run.task == "summaries":
             lines = truncate_lines(translator, lines, say)
         for line in translate_lines(
             *(translator, lines, form),
-            sample=sampling,
+            sample=sampling.checked() if sample else None,
             warn=say,
             at_once=1 if is_interactive(file) else None,
         ):
             write(line + "\n")
 
 
-def refuse_translator(run: Path) -> None:
-    """Refuse to summarize with a run that was trained to translate."""
+def summarize(*, run: Path, **named: Any) -> None:
+    """Summarize documents, one a line.
+
+    Examples
+      $ manyheads summarize runs/summaries < documents.txt
+      $ manyheads summarize runs/summaries documents.txt --beam 8
+
+    A document is one line, with ⏎ in place of its line ends; a document that is too
+    long is truncated. The options are those of translate.
+    """
     from manyheads.run import SETTINGS, read_run
 
     if (run / SETTINGS).is_file():
         settings = read_run(run)
         if settings.task == "translation" and settings.data is not None:
             raise UserError(f"{run} was trained to translate: use manyheads translate")
-
-
-@functools.wraps(translate)
-def summarize(*, run: Path, **named: Any) -> None:
-    refuse_translator(run)
     translate(run, **named)
+
+
+summarize.__signature__ = inspect.signature(translate)  # type: ignore[attr-defined]
 
 
 def _annotator(translator: "BaseTranslator", alignment: bool, scores: bool) -> "Annotate | None":

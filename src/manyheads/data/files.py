@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from manyheads.errors import DataError, UserError, import_optional
+from manyheads.fileio import decode_lines
 
-BYTE_ORDER_MARK = "\ufeff"
 PACKED = (".gz", ".zst")
 TABLES = (".tsv", ".csv", ".jsonl", ".parquet")
 STDIN = Path("-")
@@ -78,26 +78,6 @@ def raw_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file with their ends; a generator, so that errors here are of this file."""
     with open_file(find_file(path)) as file:
         yield from file
-
-
-def decode_lines(stream: Iterable[bytes], name: str = "input") -> Iterator[str]:
-    """Lines of a UTF-8 stream without their ends, as they come; `name` is for errors.
-
-    Only a newline ends a line: form feeds and U+2028 would shift the rows of a pair.
-    """
-    for number, raw in enumerate(stream, start=1):
-        try:
-            line = raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{name}:{number}: not UTF-8 (0x{raw[error.start]:02x} at byte {error.start + 1} "
-                "of the line); convert the file, for example with iconv -t UTF-8"
-            ) from None
-        if number == 1 and line.startswith(BYTE_ORDER_MARK):
-            line = line.removeprefix(BYTE_ORDER_MARK)
-            if not line:  # the file is empty
-                return
-        yield line.removesuffix("\n").removesuffix("\r")
 
 
 def stream_lines(path: Path) -> Iterator[str]:

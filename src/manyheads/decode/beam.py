@@ -92,6 +92,7 @@ class Decode:
     batch_tokens: Annotated[Count | None, "Tokens generated at once, all hypotheses counted"] = None
     bleu_sentences: Annotated[Natural, "Validation sentences for BLEU during training"] = 200
 
+    REMOVED: ClassVar[dict[str, tuple[object, ...]]] = {"order": ("length", "best-first")}
     RENAMED: ClassVar[dict[str, str]] = {
         "shortest": "min_length",
         "longest_ratio": "max_length_ratio",

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from manyheads.data.batching import Ragged, batches_by_length
-from manyheads.data.files import decode_lines
 from manyheads.decode.beam import Decode, DecoderSession, Hypothesis
 from manyheads.decode.decoder import BaseDecoder, GraphCache, ModelDecoder, after_sources
 from manyheads.decode.sample import Sample, Sampler
@@ -242,17 +241,17 @@ class LineFormat:
 
 def translate_lines(
     translator: BaseTranslator,
-    stream: Iterable[bytes],
+    lines: Iterable[str],
     form: LineFormat | None = None,
     sample: Sample | None = None,
     warn: Callable[[str], None] = lambda line: None,
     at_once: int | None = None,
 ) -> Iterator[str]:
-    """Translate a stream line by line; an empty line stays empty, a long one goes in parts.
+    """Translate line by line; an empty line stays empty, a long one goes in parts.
 
     In an n-best list, a line in parts joins the n-th best translations of its parts.
     """
-    form, lines = form or LineFormat(), decode_lines(stream)
+    form, lines = form or LineFormat(), iter(lines)
     line_count = part_count = 0
     while chunk := list(islice(lines, at_once or LINES_AT_ONCE)):
         lines_in_parts = [translator.split(line) if line.strip() else [] for line in chunk]

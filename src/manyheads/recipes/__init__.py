@@ -1,6 +1,5 @@
 """Recipes: the TOML files next to this module, or a user's own, with `a.b=c` overrides."""
 
-import copy
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,13 +8,19 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manyheads import plugins
-from manyheads.config import assign, change, dump, kinds_of, nearest, override_all, read_toml
+from manyheads.config import assign, change, dump, kinds_of, nearest, override_all
 from manyheads.data.corpus import read_index
 from manyheads.errors import UserError
 from manyheads.nn.block import on_meta
 from manyheads.presets import PRESETS, ModelConfig, preset
-from manyheads.run import Run, choose_device, differences, parse_run, train_run
+from manyheads.run import (
+    Run,
+    choose_device,
+    differences,
+    parse_run,
+    read_settings,
+    train_run,
+)
 from manyheads.sizing import SIZES
 from manyheads.tasks.spec import kinds
 from manyheads.train.metrics import Callback
@@ -66,20 +71,22 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
         path = Path(str(resources.files(__name__) / f"{name}{SUFFIX}"))
     elif not path.is_file():
         raise UserError(f"there is no recipe '{name}': {nearest(name, recipes())}")
-    table = plugins.require(read_toml(path), path)
     try:
-        run = parse_run(table)
+        recipe = parse_run(read_settings(path))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    recipe = run
-    settings, init = _split_init(overrides, run.init)
+    settings, init = _split_init(overrides, recipe.init)
+    of_model = [setting for setting in settings if setting.startswith("model.")]
+    rest = [setting for setting in settings if setting not in of_model]
+    words = [value for name, _, value in (text.partition("=") for text in rest) if name == "model"]
     # The settings of a run that has begun are complete, wherever it started from.
-    if init and (init != run.init or not _is_complete(run.model)):
-        run = _start_from(init, run, settings)
-    elif chosen := _preset_name(settings):
-        run = _with_preset(chosen, run, settings)
+    if init and (init != recipe.init or not _is_complete(recipe.model)):
+        run = _start_from(init, recipe, rest, of_model)
+    elif words and words[-1] in PRESETS:
+        run = assign(recipe, [setting for setting in rest if not setting.startswith("model=")])
+        run = override_all(dataclasses.replace(run, model=_published(words[-1], run)), of_model)
     else:
-        run = override_all(run, settings)
+        run = override_all(recipe, settings)
     run = _with_prepared(run, settings)
     run = _keep_given(run, recipe, settings)
     _check_settings(settings, run)
@@ -113,38 +120,23 @@ def _split_init(overrides: Sequence[str], init: str) -> tuple[list[str], str]:
     return rest, init
 
 
-def _start_from(init: str, run: Run, settings: Sequence[str]) -> Run:
+def _start_from(init: str, run: Run, settings: Sequence[str], of_model: Sequence[str]) -> Run:
     """The run with the model of a folder. The task adapts that model; `model.*` comes on top."""
     from manyheads.finetune import finetune_config, refuse_changes
     from manyheads.loading import load_run
 
-    loaded = load_run(Path(init))
-    of_model = [setting for setting in settings if setting.startswith("model.")]
+    start = load_run(Path(init)).run
+    run = assign(run, settings)
+    config = finetune_config(start.model, run, init)
+    run = dataclasses.replace(run, init=init, tokens=None, model=config, decode=start.decode)
     of_decode = [setting for setting in settings if setting.startswith("decode.")]
-    run = assign(run, [setting for setting in settings if setting not in of_model])
-    config = finetune_config(loaded.run.model, run, init)
-    run = dataclasses.replace(run, init=init, tokens=None, model=config, decode=loaded.run.decode)
     run = override_all(run, [*of_decode, *of_model])
     refuse_changes(run, config)
     return run
 
 
-def _preset_name(settings: Sequence[str]) -> str | None:
-    """The preset of `model=PRESET`, if it is the last word for the model."""
-    values = [
-        value for name, _, value in (text.partition("=") for text in settings) if name == "model"
-    ]
-    return values[-1] if values and values[-1] in PRESETS else None
-
-
-def _with_preset(name: str, run: Run, settings: Sequence[str]) -> Run:
-    """The run with a published model, with the heads of the task; `model.*` comes on top.
-
-    The data decides the vocabulary, as it does for every recipe.
-    """
-    of_model = [setting for setting in settings if setting.startswith("model.")]
-    rest = [setting for setting in settings if setting.partition("=")[0] != "model"]
-    run = assign(run, [setting for setting in rest if setting not in of_model])
+def _published(name: str, run: Run) -> ModelConfig:
+    """A published model with the heads of the run's task; the data decides the vocabulary."""
     config: ModelConfig = dataclasses.replace(preset(name), vocab_size=None)
     if not isinstance(config, run.spec.models):
         fits = [other for other in PRESETS if isinstance(PRESETS[other], run.spec.models)]
@@ -153,9 +145,8 @@ def _with_preset(name: str, run: Run, settings: Sequence[str]) -> Run:
             f"{' or '.join(kinds(run.spec.models))}: "
             + (f"choose {', '.join(fits)}" if fits else "no preset fits it, leave out model")
         )
-    run = copy.copy(run)
-    object.__setattr__(run, "model", run.spec.finetune(config, run))
-    return override_all(run, of_model)
+    fitted: ModelConfig = run.spec.finetune(config, run)
+    return fitted
 
 
 def _with_prepared(run: Run, settings: Sequence[str]) -> Run:

@@ -11,7 +11,6 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from manyheads.data.files import decode_lines
 from manyheads.data.summaries import SummaryData, as_lines
 from manyheads.data.translation import Corpus, FilesData
 from manyheads.decode.translate import BaseTranslator
@@ -108,17 +107,17 @@ def truncate(translator: BaseTranslator, document: str) -> str:
 
 
 def truncate_lines(
-    translator: BaseTranslator, stream: Iterable[bytes], warn: Callable[[str], None]
-) -> Iterator[bytes]:
-    """A stream of documents, one a line, each truncated to what the model can encode."""
-    for number, line in enumerate(decode_lines(stream), start=1):
+    translator: BaseTranslator, documents: Iterable[str], warn: Callable[[str], None]
+) -> Iterator[str]:
+    """Documents, one a line, each truncated to what the model can encode."""
+    for number, line in enumerate(documents, start=1):
         start = truncate(translator, line)
         if len(start) < len(line):
             warn(
                 f"line {number} is longer than the model's {translator.max_length} tokens: only "
                 f"its first {len(start)} of {len(line)} characters are used"
             )
-        yield start.encode("utf-8")
+        yield start
 
 
 def summarize(
