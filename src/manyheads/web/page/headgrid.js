@@ -19,10 +19,10 @@ const MOST = 0.5; // of the weight, from which a head has a role
  */
 export function roleOf({ statistics, covered }, layer, head) {
   const of = (name) => statistics[name]?.[layer][head] ?? NaN;
-  const percent = (name) => `${Math.round(100 * of(name))} %`;
+  const percent = (name) => `${Math.round(100 * of(name))}\u00a0%`;
   const among = 2 ** of("entropy");
   if (covered) {
-    const share = `${Math.round(100 * covered[layer][head])} %`;
+    const share = `${Math.round(100 * covered[layer][head])}\u00a0%`;
     return { name: `covers ${share}`, sentence: `Covers ${share} of the source words.` };
   }
   if (of("previous") >= MOST) return { name: "previous token", sentence: `Looks one token back: ${percent("previous")} of its weight.` };

@@ -45,7 +45,7 @@ function tokenChanges(output, before) {
   const cells = output.pieces.map((piece, at) => {
     const [was, is] = [before.log_probabilities[at], output.log_probabilities[at]];
     const sign = is - was < -0.005 ? "▼" : is - was > 0.005 ? "▲" : "";
-    return html`<li data-token=${piece}><span class="piece">${visible(piece)}</span><span class="id">${shown(was, 2)} → ${shown(is, 2)} ${sign}</span></li>`;
+    return html`<li data-token=${piece}><span class="piece">${visible(piece)}</span><span class="id">${was.toFixed(3)} → ${is.toFixed(3)} ${sign}</span></li>`;
   });
   return html`<ol class="chips" aria-label="log P of each token, complete model and without these heads">${cells}</ol>`;
 }

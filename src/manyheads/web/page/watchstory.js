@@ -72,8 +72,8 @@ export function farthest(rows, columns, weight) {
 
 /** The result of `farthest` in words. */
 export function tellMove({ row, column, last }, rows, columns) {
-  const way = last ? "comes last in its clause" : "has changed its place";
-  return `“${rows[row].trim()}” ${way}: it attends to “${columns[column].trim()}”.`;
+  const [word, origin] = [rows[row].trim(), columns[column].trim()];
+  return last ? `“${word}” comes last in its clause: it attends to “${origin}”.` : `“${word}”, token ${row + 1}, attends to “${origin}”, token ${column + 1}.`;
 }
 
 /** The word of a translation that has moved farthest, by the mean of the heads that are shown. */
