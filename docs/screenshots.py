@@ -103,6 +103,7 @@ def main() -> None:
                 page.goto(address + place.replace("RUN", run))
                 page.locator("main h1").first.wait_for()
                 page.locator("main:not([aria-busy])").wait_for()
+                page.wait_for_load_state("networkidle")  # Translate looks up the gold alignment
                 path = options.out / f"{name}-{size}.png"
                 # A phone scrolls: its pictures show the whole page.
                 page.screenshot(path=path, full_page=size == "phone")

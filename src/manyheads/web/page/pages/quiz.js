@@ -88,7 +88,7 @@ const typeset = (text) => text.split(/(\([^()]*;[^()]*\))/).map((part, at) => (a
 function matrix(text) {
   const rows = text.slice(1, -1).split(";").map((row) => row.trim().split(" "));
   const cells = rows.map((row) => `<mtr>${row.map((cell) => `<mtd><mn>${escaped(cell)}</mn></mtd>`).join("")}</mtr>`);
-  return coloured(`<math displaystyle="true"><mrow><mo>(</mo><mtable>${cells.join("")}</mtable><mo>)</mo></mrow></math>`);
+  return coloured(`<math displaystyle="true"><mtable>${cells.join("")}</mtable></math>`);
 }
 
 /** @param {string} text */
