@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from small_runs import assert_same_bits, hurt, records, saved, trainer, write_recipe
+from tests.faults.small_run import call, ending, fork
 from torch import Tensor, nn
 
 from manyheads import cli
@@ -487,24 +487,22 @@ def test_a_signal_saves_and_says_how_to_go_on(
     out = tmp_path / "a run"
     words = ["train", str(recipe), "train.steps=100000", "train.save_every=100000"]
     words += ["train.log_every=1", "--device", "cpu", "--out", str(out)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "manyheads", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        patience = time.monotonic() + 600
-        while not (out / "metrics.jsonl").exists() or len(records(out)) < 3:
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < patience
-            time.sleep(0.02)
-        process.send_signal(number)
-        printed, said = process.communicate(timeout=600)
-    finally:
-        process.kill()
-    assert process.returncode == 128 + number
-    assert printed == ""
+
+    def train() -> int:
+        code, printed, said = call(*words)
+        assert printed == ""
+        os.write(2, said.encode())
+        return code
+
+    process = fork(train, tmp_path / "said")
+    patience = time.monotonic() + 600
+    while not (out / "metrics.jsonl").exists() or len(records(out)) < 3:
+        assert os.waitpid(process, os.WNOHANG)[0] == 0, (tmp_path / "said").read_text()
+        assert time.monotonic() < patience
+        time.sleep(0.02)
+    os.kill(process, number)
+    assert ending(process) == 128 + number
+    said = (tmp_path / "said").read_text()
     assert "Traceback" not in said
     last = said.splitlines()[-1]
     assert last.startswith(f"manyheads: stopped by {number.name} and saved, step ")
