@@ -94,7 +94,7 @@ export function captionOf(story, moment) {
   const loss = lossOf(story.probes[at]);
   if (kind === "language") return `Perplexity ${Math.exp(loss).toFixed(1)}: as unsure as a choice among ${Math.max(1, Math.round(Math.exp(loss)))} equally likely tokens.`;
   const [right, count] = rightOf(story, at, moment.sentence);
-  if (!checked(story, at, moment.sentence).length) return "It writes nothing yet, and no head has found the words to attend to.";
+  if (!checked(story, at, moment.sentence).length) return `It writes nothing yet.${bestHead(story, moment)}`;
   if (!isRight(story, at, moment.sentence)) return `${right} of ${count} tokens are right.${bestHead(story, moment)}`;
   return `All ${count} tokens are right. ${movedCaption(story, moment)}`;
 }
