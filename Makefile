@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEVELOP := .venv/.develop
 
-.PHONY: demo test test-slow test-gpu lint lint-page page-tools bench bench-gpu docs notebooks mutants wheel audit clean
+.PHONY: demo test test-slow test-libraries test-gpu lint lint-page page-tools bench bench-gpu docs notebooks mutants wheel audit clean
 
 demo: $(READY)
 	$(BIN)/manyheads demo
@@ -17,6 +17,13 @@ test: $(DEVELOP)
 
 test-slow: $(DEVELOP)
 	$(BIN)/python -m pytest -m "slow and not gpu"
+
+# Tests with libraries that are too large for .venv: TransformerLens, wandb and trackio.
+test-libraries: $(DEVELOP)
+	$(PYTHON) -m venv .venv-libraries
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > $$(.venv-libraries/bin/python -c "import site; print(site.getsitepackages()[0])")/shared.pth
+	.venv-libraries/bin/pip install -q --disable-pip-version-check "transformer-lens>=4" wandb trackio
+	.venv-libraries/bin/python -m pytest tests/exchange/test_transformer_lens.py tests/train/test_loggers.py
 
 test-gpu: $(DEVELOP)
 	$(BIN)/python -m pytest -m gpu

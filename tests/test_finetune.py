@@ -305,7 +305,9 @@ def test_lora_trains_a_low_rank_update_and_saves_it_merged(
 ) -> None:
     """Frozen weights keep their bits, updates have the rank, and a resumed run is the same."""
     start = starts["masked pairs"]
-    classifier(start, texts, tmp_path / "run", *LORA, *SHORT).run()
+    trainer = classifier(start, texts, tmp_path / "run", *LORA, *SHORT)
+    assert trainer.saved_model.config == trainer.model.config  # `train --dry-run` reads it
+    trainer.run()
     before, after = (read_tensors(f / "model.safetensors")[0] for f in (start, tmp_path / "run"))
     changed = set()
     for name, tensor in of_stack(after).items():

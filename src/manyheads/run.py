@@ -364,11 +364,13 @@ def train_run(
             raise
         for note in trainer.task.notes:
             report(note)
-        size = sum(p.numel() for p in trainer.model.parameters())
+        sizes = {p: p.numel() for p in trainer.model.parameters()}
+        size, trained = sum(sizes.values()), sum(n for p, n in sizes.items() if p.requires_grad)
+        share = f", {trained:,} trained ({trained / size:.2%})" if trained < size else ""
         several = f"{world.size} × {device.type}, {run.train.parallel}"
         where = several if world.is_distributed else str(device)
         precision = str(trainer.dtype).removeprefix("torch.")
-        report(f"{size:,} parameters on {where}, {precision}, seed {run.seed}")
+        report(f"{size:,} parameters{share} on {where}, {precision}, seed {run.seed}")
         if run.train.compile == "yes":
             report("the first steps are compiled, which takes up to a minute each")
         trainer.run()

@@ -2,6 +2,7 @@
 
 import importlib.machinery
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -66,6 +67,27 @@ def test_trackers_get_every_metric(
     # A finished run is only loaded; another library needs no new folder.
     manyheads.train("phrasebook", TINY, folder, "cpu")
     assert len(fake.began) == 1
+
+
+@pytest.mark.parametrize("library", ["wandb", "trackio"])
+def test_the_libraries_themselves_store_every_metric(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offline; `make test-libraries` installs them."""
+    pytest.importorskip(library)
+    for name, value in (("WANDB_MODE", "offline"), ("WANDB_SILENT", "true")):
+        monkeypatch.setenv(name, value)
+    for name in ("WANDB_DIR", "TRACKIO_DIR"):  # read at the import of trackio: in a new process
+        monkeypatch.setenv(name, str(tmp_path))
+    folder = tmp_path / "mine"
+    command = ["-m", "manyheads", "train", "phrasebook", *TINY, f"train.log_to={library}"]
+    subprocess.run([sys.executable, *command, "--out", str(folder)], check=True, timeout=600)
+    files = [*tmp_path.rglob("*.wandb"), *tmp_path.glob("*.db*")]
+    stored = b"".join(file.read_bytes() for file in files)
+    for _, split, scores in written(folder):
+        for metric, value in scores.items():
+            assert f"{split}/{metric}".encode() in stored
+            assert json.dumps(value).encode() in stored
 
 
 def test_tensorboard_files_hold_the_metrics_and_resume(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class Merged(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.config = model, model.config
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         tensors: dict[str, Tensor] = self.model.state_dict()
