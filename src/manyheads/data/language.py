@@ -1,7 +1,6 @@
 """Running text: files, one stream of tokens, and the windows of it that a step trains on."""
 
 import re
-from array import array
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -16,7 +15,7 @@ from jaxtyping import Int
 from manyheads.data.batching import digest_of
 from manyheads.data.corpus import SplitData, SplitItems, check_folder
 from manyheads.data.files import PACKED, is_table, plain_name, read_columns, stream_lines
-from manyheads.data.shards import CALL, encode_all
+from manyheads.data.shards import CALL, Column
 from manyheads.errors import DataError, UserError
 from manyheads.tokenizer.tokenizer import Tokenizer
 
@@ -301,15 +300,11 @@ class EncodedText:
         strings = list(chain.from_iterable(blocks))
         has_end = np.full(len(strings), ends and texts.lines == "sentences")
         has_end[stops[1:] - 1] = ends
-        tokens, starts = array("i"), [0]
-        for ids, add_end in zip(encode_all(strings, tokenizer), has_end, strict=True):
-            tokens.extend(ids)
-            if add_end:
-                tokens.append(tokenizer.end)
-            starts.append(len(tokens))
+        column = Column(strings, has_end.tolist(), (), tokenizer.end if ends else 0)
+        tokens, starts = column.encode(tokenizer)
         # A running text has blocks in place of sentences.
-        self.sentence_starts: Int[np.ndarray, " s1"] = np.array(starts)
-        self.flat: Int[np.ndarray, " n"] = np.array(tokens, dtype=np.int32)
+        self.sentence_starts: Int[np.ndarray, " s1"] = starts.astype(np.int64)
+        self.flat: Int[np.ndarray, " n"] = tokens.astype(np.int32)
         self.document_starts: Int[np.ndarray, " d1"] = self.sentence_starts[stops]
 
     def document_of(self, positions: Int[np.ndarray, "*p"]) -> Int[np.ndarray, "*p"]:

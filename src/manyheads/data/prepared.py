@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -300,16 +300,27 @@ class GroupedBatches:
 # --- write ---
 
 
+Data = TypeVar("Data", TextData, FilesData)
+
+
 def shard_path(folder: Path, split: str, number: int) -> Path:
     return folder / split / f"{number:05d}.safetensors"
 
 
 @dataclass
-class TextSource:
-    """The strings of a split, with the documents that they begin and end, read as a stream."""
+class Source(Generic[Data]):
+    """The data of a split, read as a stream."""
 
-    data: TextData
+    data: Data
     counts: Counts = field(default_factory=Counts)
+
+    def files(self) -> list[Path]:
+        files = [path for split in self.data.splits() for path in self.data.locate(split)[0]]
+        return list(dict.fromkeys(files))
+
+
+class TextSource(Source[TextData]):
+    """The strings of a split, with the documents that they begin and end."""
 
     def count(self) -> Counts:
         self.counts = Counts.of(self._lines("train", held_out=False))
@@ -317,10 +328,6 @@ class TextSource:
 
     def splits(self) -> list[str]:
         return self.data.splits()
-
-    def files(self) -> list[Path]:
-        files = [path for split in self.splits() for path in self.data.locate(split)[0]]
-        return list(dict.fromkeys(files))
 
     def write_texts(self, folder: Path) -> dict[str, Any]:
         """Nothing: all splits are tokenised."""
@@ -375,12 +382,8 @@ class TextSource:
         return divide(lines, self.counts, texts, split, self.data.valid_fraction)
 
 
-@dataclass
-class PairSource:
-    """The sentence pairs of a split, read as a stream."""
-
-    data: FilesData
-    counts: Counts = field(default_factory=Counts)
+class PairSource(Source[FilesData]):
+    """The sentence pairs of a split."""
 
     def count(self) -> Counts:
         for source, target in self._pairs("train", held_out=False):
@@ -390,10 +393,6 @@ class PairSource:
 
     def splits(self) -> list[str]:
         return ["train"]
-
-    def files(self) -> list[Path]:
-        files = [path for split in self.data.splits() for path in self.data.locate(split)[0]]
-        return list(dict.fromkeys(files))
 
     def sample(self, stride: int) -> tuple[Corpus, int]:
         """Every n-th pair for training a tokenizer, and the number of all."""

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import threading
 import zlib
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -34,16 +35,6 @@ Arrays = dict[str, np.ndarray]
 Facts = dict[str, Any]
 
 
-def encode_all(texts: list[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
-    """The ids of each text, with a limit on the characters in one call."""
-    start = size = 0
-    for row, text in enumerate(texts, start=1):
-        size += len(text)
-        if row == len(texts) or size >= CALL:
-            yield from tokenizer.encode_batch(texts[start:row])
-            start, size = row, 0
-
-
 @dataclass(frozen=True)
 class Column:
     """Texts to encode, one row each: its ids come after `before` and, with `ends`, before `end`."""
@@ -56,11 +47,20 @@ class Column:
     def encode(self, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
         """All tokens, and where each row begins and the last one ends."""
         wide = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-        parts: list[np.ndarray] = []
-        for ids, ends in zip(encode_all(self.texts, tokenizer), self.ends, strict=True):
-            parts.append(np.array([*self.before, *ids, *([self.end] if ends else [])], wide))
-        starts = np.cumsum([0, *map(len, parts)]).astype(np.uint32)
-        return np.concatenate(parts), starts
+        tokens, starts = array("I"), array("I", [0])
+        for ids, ends in zip(self._ids(tokenizer), self.ends, strict=True):
+            tokens.extend([*self.before, *ids, *([self.end] if ends else [])])
+            starts.append(len(tokens))
+        return np.array(tokens, wide), np.array(starts, np.uint32)
+
+    def _ids(self, tokenizer: Tokenizer) -> Iterator[list[int]]:
+        """The ids of each text, with a limit on the characters in one call."""
+        start = size = 0
+        for row, text in enumerate(self.texts, start=1):
+            size += len(text)
+            if row == len(self.texts) or size >= CALL:
+                yield from tokenizer.encode_batch(self.texts[start:row])
+                start, size = row, 0
 
 
 @dataclass(frozen=True)
