@@ -12,6 +12,8 @@ from torch import Tensor
 from manyheads.recipes import read_recipe
 from manyheads.run import make_trainer
 from manyheads.train.loop import Trainer
+from manyheads.train.sharded import load, sizes
+from manyheads.train.step import ONE_PROCESS
 
 WORDS = ("red", "blue", "green", "small", "big", "dog", "cat", "bird", "tree", "house")
 CPU = torch.device("cpu")
@@ -75,6 +77,10 @@ def saved(out: Path) -> dict[str, Tensor]:
     tensors = {}
     for path in [out / "model.safetensors", *sorted((out / "state").glob("*.safetensors"))]:
         tensors |= {f"{path.name} {name}": tensor for name, tensor in load_file(path).items()}
+    for step in (out / "state").glob("step-*"):  # of FSDP
+        state = {name: torch.empty(size.shape) for name, size in sizes(step).items()}
+        load(step, state, ONE_PROCESS)
+        tensors |= {f"last.safetensors {name}": tensor for name, tensor in state.items()}
     return tensors
 
 

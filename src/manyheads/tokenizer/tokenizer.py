@@ -111,7 +111,8 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         with _encoding_errors():
             normalized = [self._normalized(text) for text in texts]
-            encodings = self._library.encode_batch(normalized, add_special_tokens=False)
+            # Without offsets, which take half of the time.
+            encodings = self._library.encode_batch_fast(normalized, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def framed(

@@ -2,15 +2,18 @@
 
 `model.safetensors` is the model to use. `state/last.safetensors` holds all that a resumed run
 needs: weights, the optimizer's moments and, in its header, the step and the best score so far.
-Random numbers need no state: every step seeds its own from the run's seed and the step. Any number
-of processes can resume.
+Random numbers need no state: every step seeds its own from the run's seed and the step.
+
+Under FSDP each process writes its own part with torch.distributed.checkpoint (DCP), as safetensors
+in `state/step-N/`; `state/last.json` names the newest. DCP's default format has a pickle, this one
+has none. Any number of processes can resume from either.
 """
 
 import copy
 import json
 import zlib
 from collections.abc import Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,11 +27,12 @@ from torch.optim import Optimizer
 from manyheads.errors import DataError
 from manyheads.fileio import check_sum, replace_file
 from manyheads.train.optimizer import Ema
-from manyheads.train.step import World
+from manyheads.train.step import ONE_PROCESS, World
 
 WEIGHTS = "model.safetensors"
 STATE = "state"
 LAST = "state/last.safetensors"
+MANIFEST = "state/last.json"  # names the shards of a state
 SHARDS = "state/shards.json"  # release 0.1, FSDP: PyTorch's format, which is a pickle
 FORMAT = 1
 HEADER = "manyheads"
@@ -148,7 +152,7 @@ class Progress:
 
 def is_begun(folder: Path) -> bool:
     """True if a run has a state to resume from."""
-    return (folder / LAST).exists() or (folder / SHARDS).exists()
+    return any((folder / name).exists() for name in (LAST, MANIFEST, SHARDS))
 
 
 def state_of(model: nn.Module, optimizer: Optimizer, ema: Ema | None = None) -> Tensors:
@@ -164,17 +168,17 @@ def state_of(model: nn.Module, optimizer: Optimizer, ema: Ema | None = None) -> 
 
 
 def load_state(
-    folder: Path, model: nn.Module, optimizer: Optimizer, ema: Ema | None = None
+    folder: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    ema: Ema | None = None,
+    world: World = ONE_PROCESS,
 ) -> Progress:
     """Restore model, optimizer and averages to the last saved step."""
-    path = folder / LAST
-    if not path.exists() and (folder / SHARDS).exists():
-        raise DataError(
-            f"{folder / SHARDS} is a pickle (FSDP, release 0.1), which is not read: train to the "
-            "next checkpoint with release 0.1 in one process, or start over with --fresh"
-        )
-    saved: Tensors = {}  # sizes first: the file is verified before anything is loaded
-    about = scan_tensors(path, lambda name, tensor: saved.update({name: tensor.to("meta")}))
+    from manyheads.train import sharded  # half a second
+
+    path, about = _verified(folder, world)
+    saved = sharded.sizes(path)
     weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     _check_shapes({n: t for n, t in saved.items() if n.startswith("model.")}, weights, path)
     targets = weights | {f"ema.{n}": t for n, t in (ema.averages if ema else {}).items()}
@@ -190,28 +194,25 @@ def load_state(
     lacking = [n for n, t in targets.items() if n not in saved or saved[n].shape != t.shape]
     if lacking:
         raise DataError(f"{path} is damaged: it lacks {lacking[0]}")
-
-    def load(name: str, tensor: Tensor) -> None:
-        if name in targets:
-            targets[name].copy_(_shard_like(targets[name], tensor))
-
-    with torch.no_grad():
-        scan_tensors(path, load)
+    sharded.load(path, targets, world)
     try:
         return Progress(**about)
     except TypeError as error:
         raise DataError(f"{path} is damaged: its header has {error}") from None
 
 
-def _shard_like(like: Any, tensor: Tensor) -> Tensor:
-    """This process's part of a tensor, if `like` is sharded; else the tensor."""
-    if not hasattr(like, "device_mesh") or tensor.shape != like.shape:
-        return tensor
-    from torch.distributed.tensor import distribute_tensor
+def _verified(folder: Path, world: World) -> tuple[Path, dict[str, Any]]:
+    """The file or folder of the last state, and its metadata; damage is DataError."""
+    if (folder / MANIFEST).exists():
+        from manyheads.train.sharded import verified
 
-    # src_data_rank=None: every process has read the file, so nothing is sent.
-    full = tensor.to(like.device)
-    return distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
+        return verified(folder / MANIFEST, world)
+    if not (folder / LAST).exists() and (folder / SHARDS).exists():
+        raise DataError(
+            f"{folder / SHARDS} is a pickle (FSDP, release 0.1), which is not read: train to the "
+            "next checkpoint with release 0.1 in one process, or start over with --fresh"
+        )
+    return folder / LAST, scan_tensors(folder / LAST, lambda name, tensor: None)
 
 
 # --- snapshots, for averaging ---
@@ -247,8 +248,8 @@ class Checkpointer:
 
     `saved_model` is the part of the model that model.safetensors holds.
 
-    From a GPU a state is copied at once and written in a thread during later steps: one at a time,
-    in order. A run waits for the last before it ends.
+    From a GPU or of FSDP a state is copied at once and written in a thread during later steps: one
+    at a time, in order. A run waits for the last before it ends.
     """
 
     def __init__(
@@ -263,20 +264,35 @@ class Checkpointer:
         self.folder, self.world = folder, world
         self.model, self.optimizer, self.ema, self.saved_model = model, optimizer, ema, saved_model
         self.is_asynchronous = next(model.parameters()).is_cuda and not world.is_distributed
-        self.pending: Future[None] | None = None
+        self.is_sharded = any(hasattr(p, "device_mesh") for p in model.parameters())
+        # Writing threads must not mix with the gradients of later steps.
+        self.group = torch.distributed.new_group(backend="gloo") if self.is_sharded else None
+        self.pending: Any = None
+        self.saved = Progress()
 
     def load(self) -> Progress | None:
         """Restore the last state, if there is one."""
         if not is_begun(self.folder):
             return None
-        return load_state(self.folder, self.model, self.optimizer, self.ema)
+        self.saved = load_state(self.folder, self.model, self.optimizer, self.ema, self.world)
+        return copy.deepcopy(self.saved)
 
     def save(self, progress: Progress, *, snapshot: bool = False) -> None:
         """Save a state to resume from and, for averaging, a snapshot of the weights."""
-        state = self.world.gather(state_of(self.model, self.optimizer, self.ema))
+        state = state_of(self.model, self.optimizer, self.ema)
         weights = self.world.gather(self.saved_model.state_dict()) if snapshot else None
-        if self.is_asynchronous:
-            self.close()
+        self.close()
+        if self.is_sharded:
+            from manyheads.train.sharded import PendingSave
+
+            if self.world.is_main and weights is not None:
+                drop_old_snapshots(self.folder, self.saved)
+                write_tensors(_snapshot(self.folder, progress.step), weights, {})
+            self.saved = copy.deepcopy(progress)
+            self.pending = PendingSave(
+                self.folder / MANIFEST, state, progress, self.world, self.group
+            )
+        elif self.is_asynchronous:
             copies = _to_host(state), None if weights is None else _to_host(weights)
             pool = ThreadPoolExecutor(1)
             self.pending = pool.submit(self._write, *copies, copy.deepcopy(progress))
@@ -314,6 +330,11 @@ class Checkpointer:
         if weights is not None:
             write_tensors(_snapshot(self.folder, progress.step), weights, {})
         write_tensors(self.folder / LAST, state, vars(progress))
+        if (self.folder / MANIFEST).exists():
+            from manyheads.train.sharded import remove
+
+            (self.folder / MANIFEST).unlink()
+            remove(self.folder / MANIFEST)
         if weights is not None:
             drop_old_snapshots(self.folder, progress)
 
