@@ -32,10 +32,9 @@ from manyheads.exchange.folder import (
     unsupported_generation,
 )
 from manyheads.exchange.huggingface import CONFIG, ImportedModel, import_model, is_huggingface
-from manyheads.models.base import Model
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.vit import Vit
-from manyheads.nn.block import SkipInit
+from manyheads.nn.block import Model, SkipInit
 from manyheads.optimize import optimize
 from manyheads.presets import ModelConfig
 from manyheads.run import (

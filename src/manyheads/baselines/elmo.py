@@ -26,9 +26,8 @@ from manyheads.baselines.baseline import BaselineSizes, initialise_lstms, text_l
 from manyheads.baselines.rnn import run_bidirectional
 from manyheads.config import Count
 from manyheads.errors import UserError
-from manyheads.models.base import Model
 from manyheads.models.heads import Classify, HeadOutput
-from manyheads.nn.block import initialise
+from manyheads.nn.block import Model, initialise
 from manyheads.nn.layers import LMHead
 from manyheads.nn.shapes import Hidden, PaddingMask, Tokens
 

@@ -20,11 +20,10 @@ from manyheads.baselines.baseline import (
 )
 from manyheads.config import Between, Count
 from manyheads.errors import UserError
-from manyheads.models.base import Model
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import EncoderOutput
 from manyheads.nn.attention import Cache, States
-from manyheads.nn.block import initialise
+from manyheads.nn.block import Model, initialise
 from manyheads.nn.layers import LMHead
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.scores import Additive, Bilinear, ScoreConfig

@@ -5,9 +5,8 @@ from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from manyheads.models.base import Model
 from manyheads.nn.attention import Cache, next_mask
-from manyheads.nn.block import Architecture, Stack, initialise
+from manyheads.nn.block import Architecture, Model, Stack, initialise
 from manyheads.nn.layers import HeadConfig
 from manyheads.nn.masks import AttentionMask, Both, SameDocument, causal
 from manyheads.nn.shapes import Hidden, Logits, Positions, Tokens

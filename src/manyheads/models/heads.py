@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from manyheads.config import Count, Probability
 from manyheads.errors import UserError
-from manyheads.models.base import Model
-from manyheads.nn.block import Architecture
+from manyheads.nn.block import Architecture, Model
 from manyheads.nn.layers import ACTIVATIONS, Activation, LMHead
 from manyheads.nn.shapes import Hidden, PaddingMask
 

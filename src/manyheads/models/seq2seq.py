@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from manyheads.config import Count, Probability
 from manyheads.errors import UserError
-from manyheads.models.base import Model
 from manyheads.nn.attend import AttentionFunctionConfig
 from manyheads.nn.attention import Cache, next_mask
-from manyheads.nn.block import Architecture, Stack, initialise
+from manyheads.nn.block import Architecture, Model, Stack, initialise
 from manyheads.nn.experts import FeedForwardConfig
 from manyheads.nn.layers import HeadConfig, LMHead
 from manyheads.nn.masks import AttentionMask, causal, full, make_mask

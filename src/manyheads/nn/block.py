@@ -1,4 +1,4 @@
-"""Blocks, stacks of blocks and their initial weights: all that encoders and decoders consist of."""
+"""Blocks, stacks of blocks, models and their initial weights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ from manyheads.nn.attention import (
     check_combination,
 )
 from manyheads.nn.experts import FeedForwardConfig, Projections
-from manyheads.nn.layers import EmbeddingConfig, NoResidual, Norm, Plain, Residual
+from manyheads.nn.layers import Embedding, EmbeddingConfig, NoResidual, Norm, Plain, Residual
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position, PositionConfig, PositionSizes, Sinusoidal
 from manyheads.nn.scores import ScaledDot, ScoreConfig
@@ -199,6 +199,26 @@ class Stack(nn.Module):
                 x = self.position.embed(x, mask.query_positions)
             x = block(x, mask, position, memory, memory_mask, cache)
         return self.last_norm(x)
+
+
+class Model(nn.Module):
+    """Base class of models; those without Transformer blocks have no stacks.
+
+    Viewers and exporters ask it for its stacks and embeddings.
+    """
+
+    def stacks(self) -> dict[str, Stack]:
+        """Stacks of Transformer blocks by name (encoder, decoder), in the order of computation."""
+        return {name: part for name, part in self.named_children() if isinstance(part, Stack)}
+
+    def embeddings(self) -> dict[str, Embedding]:
+        """The embedding layer of each stack that takes tokens: its own, or the model's only one."""
+        embeddings = {}
+        for name in self.stacks():
+            layer = getattr(self, f"{name}_embedding", getattr(self, "embedding", None))
+            if isinstance(layer, Embedding):
+                embeddings[name] = layer
+        return embeddings
 
 
 RANDOM_INITS = {

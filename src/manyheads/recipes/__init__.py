@@ -151,7 +151,8 @@ def _published(name: str, run: Run) -> ModelConfig:
 
 def _with_prepared(run: Run, settings: Sequence[str]) -> Run:
     """The run with the settings that data in `data.folder` were prepared with."""
-    index = read_index(getattr(run.data, "folder", ""))
+    folder = getattr(run.data, "folder", "")
+    index = read_index(folder) if folder else None
     if index is None:
         return run
     if index.task != run.task:

@@ -63,7 +63,7 @@ def _offset(unit: int) -> int:
 def take_charsmap(library: tokenizers.Tokenizer) -> Charsmap | None:
     """Remove a map at the beginning of a tokenizer's normalizer, and return it."""
     whole: Any = library.normalizer
-    state = {} if whole is None else json.loads(whole.__getstate__())
+    state = json.loads(whole.__getstate__())
     first, *rest = state.get("normalizers") or [state]
     if first.get("type") != "Precompiled":
         return None

@@ -99,7 +99,7 @@ class Tokenizer:
         library.no_truncation()
         library.no_padding()
         self._normalizer = library.normalizer  # before the map is taken out
-        self._charsmap = take_charsmap(library)
+        self._charsmap = None if self._normalizer is None else take_charsmap(library)
         self._library = library
         self._target: Tokenizer | None = None
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.models.base import Model
 from manyheads.nn.attention import CrossAttention
+from manyheads.nn.block import Model
 from manyheads.nn.layers import FeedForward, GatedFeedForward, NoResidual, Residual
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import InnerScore

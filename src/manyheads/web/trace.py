@@ -13,10 +13,9 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from manyheads.models.base import Model
 from manyheads.models.capture import Kind
 from manyheads.nn.attention import CrossAttention, ExactAttention, SelfAttention, dense_weights
-from manyheads.nn.block import Block, Stack
+from manyheads.nn.block import Block, Model, Stack
 from manyheads.nn.experts import ExpertFeedForward
 from manyheads.nn.layers import Embedding, FeedForward, GatedFeedForward, Norm, Residual
 from manyheads.nn.masks import AttentionMask

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from manyheads.loading import LoadedRun
-from manyheads.models.base import Model
+from manyheads.nn.block import Model
 from manyheads.recipes import read_recipe
 from manyheads.run import TOKENIZER, make_trainer, read_run
 from manyheads.tokenizer.tokenizer import Tokenizer
