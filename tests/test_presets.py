@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from manyheads.errors import UserError
 from manyheads.models.bert import Bert
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vit import Vit
@@ -204,3 +205,10 @@ def test_a_recipe_trains_a_preset_with_settings_on_top(
     assert (run.model.layers, run.model.dropout, run.model.vocab_size) == (1, 0.2, None)
     plain = read_recipe(recipe, settings)
     assert (run.train, run.data, run.objective) == (plain.train, plain.data, plain.objective)
+
+
+def test_gpt3_xl_as_printed_is_possible() -> None:
+    model = weightless("gpt3-xl", heads=24, head_dim=128)
+    assert size(model) == pytest.approx(1.52e9, rel=0.01)
+    with pytest.raises(UserError, match="head_dim"):
+        weightless("gpt3-xl", heads=24)
