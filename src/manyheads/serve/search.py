@@ -91,8 +91,9 @@ class SearchBatch:
             return
         texts, limits = self.translator.batch([row.sentence for row in rows])
         session = SearchSession(self.translator.model, self.search.beam, *texts)
-        beams = Beams(self.search, len(rows), int(limits.max()), limits.device)
-        beams.begin(self.translator.special_tokens.start, limits)
+        longest = int(limits.max())
+        beams = Beams(self.search, len(rows), longest, limits.device)
+        beams.begin(self.translator.special_tokens.start, limits, longest)
         if self.rows:
             self.session.join(session)
             self.beams.join(beams)
