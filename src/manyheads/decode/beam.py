@@ -332,9 +332,8 @@ class BeamSearch:
         `start` is the token before the first generated one, `limits` the most tokens, the end
         included. `observe` gets the candidates of each length.
         """
-        longest = int(limits.max())
-        beams = Beams(self, len(limits), longest, limits.device)
-        beams.begin(start, limits, longest)
+        beams = Beams(self, len(limits), int(limits.max()), limits.device)
+        beams.begin(start, limits)
         return beams.run(partial(beams.step, session), session.keep_sentences, observe)
 
 
@@ -367,19 +366,14 @@ class Beams:
         self.lp_at_limit = torch.ones(n, device=device)
         self.done = torch.zeros(n, dtype=torch.bool, device=device)
 
-    def begin(
-        self, start: int | Int[Tensor, " n"], limits: Int[Tensor, " n"], longest: int
-    ) -> None:
-        """Start a batch; rows beyond it have limit 0 and generate nothing.
-
-        `longest` is the largest limit. Nothing here waits for the device, which may still encode.
-        """
-        n = len(limits)
-        self.sentences, self.longest = n, longest
+    def begin(self, start: int | Int[Tensor, " n"], limits: Int[Tensor, " n"]) -> None:
+        """Start a batch; rows beyond it have limit 0 and generate nothing."""
+        self.sentences = n = len(limits)
+        self.longest = int(limits.max())
         self.length.zero_()
         self.limits.zero_()
         self.limits[:n] = limits
-        self.newest[:n] = start if isinstance(start, int) else start[:, None]
+        self.newest[:n] = torch.as_tensor(start, device=limits.device).expand(n)[:, None]
         for log in (self.alive_log, self.ended_log, self.ended_score):
             log.fill_(NEVER)
         # One living hypothesis per sentence; its copies have log P = −∞ until they differ.

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from manyheads.decode.decoder import MakeState, ModelSession, Texts, has_attention
+from manyheads.decode.decoder import MakeState, ModelSession, Rows, Texts, has_attention
 from manyheads.decode.kv_cache import KVCache
 from manyheads.decode.static_cache import StaticCache
 from manyheads.models.gpt import Gpt
@@ -46,10 +46,10 @@ class Shape:
     source_size: int
 
     @classmethod
-    def of(cls, texts: Texts, longest: int, beams: int) -> "Shape":
-        rows, width = texts[0].shape
+    def of(cls, texts: Texts, limits: Rows, beams: int) -> "Shape":
+        width, longest = texts[0].shape[1], int(limits.max())
         prompt, source = (0, padded_source(width)) if len(texts) > 1 else (width, 0)
-        return cls(padded_rows(rows), beams, padded_size(prompt + longest), source)
+        return cls(padded_rows(len(limits)), beams, padded_size(prompt + longest), source)
 
 
 def padded_size(positions: int) -> int:

@@ -1,6 +1,6 @@
 """What translators and generators share: sessions (a model with its cache), search and sampling."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ from manyheads.decode.beam import (
     Step,
 )
 from manyheads.decode.kv_cache import KVCache
-from manyheads.decode.sample import Sample, Sampler, Samples
+from manyheads.decode.sample import Sampler, Samples
 from manyheads.decode.static_cache import StaticCache
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
@@ -37,7 +37,6 @@ from manyheads.tokenizer.tokenizer import Tokenizer
 
 Texts = tuple[Tensor, ...]  # prompts; or sources, and True where they are not padding
 Rows = Int[Tensor, " n"]
-Batch = tuple[list[int], Texts, Rows, Rows]  # numbers of texts, the texts, first tokens, limits
 MakeState = Callable[[int, int, torch.device], Any]  # for so many rows of so many tokens
 # The state of a search or of sampling, its step, and how to forget sentences, if that is possible.
 Decoding = tuple[Any, Step, Forget | None]
@@ -160,45 +159,19 @@ class BaseDecoder:
     def constraints(self) -> LogitsConstraints:
         return self.special_tokens.constraints(self.device)
 
-    def search_batches(
-        self,
-        batches: Iterable[Batch],
-        n_best: int | None,
-        advance: Callable[[int], None] = lambda done: None,
-    ) -> list[list[Hypothesis]]:
-        """The n best hypotheses of all texts, in the order of their numbers."""
-        results: dict[int, list[Hypothesis]] = {}
-        for numbers, texts, newest, limits in batches:
-            hypotheses = self._search(texts, newest, limits, n_best)
-            results.update(zip(numbers, hypotheses, strict=True))
-            advance(len(results))
-        return [results[number] for number in range(len(results))]
-
-    def sample_batches(
-        self, batches: Iterable[Batch], sample: Sample, first: int
-    ) -> list[list[int]]:
-        """One sampled text each, in the order of their numbers; `first` is added to them."""
-        results: dict[int, list[int]] = {}
-        for numbers, texts, newest, limits in batches:
-            tokens = self._sample(texts, newest, limits, Sampler(sample, numbers, first))
-            results.update(zip(numbers, tokens, strict=True))
-        return [results[number] for number in range(len(results))]
-
-    @torch.no_grad()
     def _search(
         self, texts: Texts, start: int | Rows, limits: Rows, n_best: int | None
     ) -> list[list[Hypothesis]]:
         def make(*sizes: Any) -> Beams:
             return Beams(BeamSearch(self.decode, self.constraints, n_best), *sizes)
 
-        beam, longest = self.decode.beam, int(limits.max())
+        beam = self.decode.beam
         key = ("search", min(n_best or beam, beam))
-        with self._decoding(texts, longest, beam, key, make) as (beams, step, forget):
-            beams.begin(start, limits, longest)
+        with self._decoding(texts, limits, beam, key, make) as (beams, step, forget):
+            beams.begin(start, limits)
             hypotheses: list[list[Hypothesis]] = beams.run(step, forget)
             return hypotheses
 
-    @torch.no_grad()
     def _sample(
         self, texts: Texts, newest: Rows, limits: Rows, sampler: Sampler
     ) -> list[list[int]]:
@@ -219,19 +192,19 @@ class BaseDecoder:
         def make(*sizes: Any) -> Samples:
             return Samples(self.constraints, sample, *sizes)
 
-        key, longest = ("sample", sample), int(limits.max())
-        with self._decoding(texts, longest, 1, key, make) as (samples, step, _):
-            samples.begin(newest, limits, longest, sampler)
+        key = ("sample", sample)
+        with self._decoding(texts, limits, 1, key, make) as (samples, step, _):
+            samples.begin(newest, limits, sampler)
             yield samples, step
 
     @contextmanager
     def _decoding(
-        self, texts: Texts, longest: int, beams: int, key: tuple[Hashable, ...], make: MakeState
+        self, texts: Texts, limits: Rows, beams: int, key: tuple[Hashable, ...], make: MakeState
     ) -> Iterator[Decoding]:
         """Encode the texts, and make the state for what follows them."""
         with torch.no_grad():
             session = self.begin(*texts)
-        state = make(len(texts[0]), longest, self.device)
+        state = make(len(limits), int(limits.max()), self.device)
         yield state, partial(state.step, session), session.keep_sentences
 
 
@@ -248,15 +221,15 @@ class ModelDecoder(BaseDecoder):
 
     @contextmanager
     def _decoding(
-        self, texts: Texts, longest: int, beams: int, key: tuple[Hashable, ...], make: MakeState
+        self, texts: Texts, limits: Rows, beams: int, key: tuple[Hashable, ...], make: MakeState
     ) -> Iterator[Decoding]:
         if not self.graphs.serves(self.model):
-            with super()._decoding(texts, longest, beams, key, make) as decoding:
+            with super()._decoding(texts, limits, beams, key, make) as decoding:
                 yield decoding
             return
         from manyheads.decode.cuda_graphs import Shape, StaticDecoder
 
-        shape = Shape.of(texts, longest, beams)
+        shape = Shape.of(texts, limits, beams)
         build = partial(StaticDecoder, self.model, shape, make)
         with self.graphs.borrow(self.model, (*key, self.decode, shape), build) as static:
             with torch.no_grad():

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyheads.baselines.rnn import LanguageModel
 from manyheads.decode.beam import Decode, DecoderSession, Hypothesis
-from manyheads.decode.decoder import BaseDecoder, Batch, GraphCache, ModelDecoder, after_prompts
+from manyheads.decode.decoder import BaseDecoder, GraphCache, ModelDecoder, after_prompts
 from manyheads.decode.sample import Sample, Sampler
 from manyheads.errors import UserError, check_at_least
 from manyheads.models.gpt import Gpt
@@ -46,12 +46,19 @@ class BaseGenerator(BaseDecoder):
         """The length of training texts; None if unknown."""
         return None
 
+    @torch.no_grad()
     def search(
         self, prompts: Sequence[Sequence[int]], limit: int, n_best: int | None = None
     ) -> list[list[Hypothesis]]:
         """The n best continuations of each prompt (default: all of the beam), best first."""
-        return self.search_batches(self._batches(prompts, limit, self.decode.beam), n_best)
+        results: list[list[Hypothesis]] = [[] for _ in prompts]
+        for rows, tokens, limits in self._batches(prompts, limit, self.decode.beam):
+            hypotheses = self._search((tokens,), tokens[:, -1], limits, n_best)
+            for row, nbest in zip(rows, hypotheses, strict=True):
+                results[row] = nbest
+        return results
 
+    @torch.no_grad()
     def sample(
         self, prompts: Sequence[Sequence[int]], limit: int, sample: Sample, first: int = 0
     ) -> list[list[int]]:
@@ -59,7 +66,12 @@ class BaseGenerator(BaseDecoder):
 
         `first` is the number of the first prompt, if these come after others.
         """
-        return self.sample_batches(self._batches(prompts, limit, 1), sample, first)
+        results: list[list[int]] = [[] for _ in prompts]
+        for rows, tokens, limits in self._batches(prompts, limit, 1):
+            texts = self._sample((tokens,), tokens[:, -1], limits, Sampler(sample, rows, first))
+            for row, text in zip(rows, texts, strict=True):
+                results[row] = text
+        return results
 
     def stream(
         self, prompt: Sequence[int], limit: int, sample: Sample | None = None, first: int = 0
@@ -68,16 +80,20 @@ class BaseGenerator(BaseDecoder):
 
         `first` is the number of the prompt, if it comes after others.
         """
-        [(numbers, texts, newest, limits)] = self._batches([prompt], limit, 1)
-        steps = self._stream(texts, newest, limits, Sampler(sample or GREEDY, numbers, first))
+        [(rows, tokens, limits)] = self._batches([prompt], limit, 1)
+        sampler = Sampler(sample or GREEDY, rows, first)
+        steps = self._stream((tokens,), tokens[:, -1], limits, sampler)
         end = self.special_tokens.end
         return (int(token) for token in steps if int(token) != end)
 
-    def _batches(self, prompts: Sequence[Sequence[int]], limit: int, beam: int) -> Iterator[Batch]:
-        """Batches of prompts of one length."""
+    def _batches(
+        self, prompts: Sequence[Sequence[int]], limit: int, beam: int
+    ) -> list[tuple[list[int], Tensor, Tensor]]:
+        """Batches of prompts of one length: their rows, their tokens, and their limits."""
         check_at_least("limit", limit, 1)
         self.special_tokens.check(self.vocabulary)
         prompts = [self._checked(prompt) for prompt in prompts]
+        batches = []
         for length in sorted({len(prompt) for prompt in prompts}):
             most = self._limit(length, limit)
             rows = [row for row, prompt in enumerate(prompts) if len(prompt) == length]
@@ -85,8 +101,8 @@ class BaseGenerator(BaseDecoder):
             for begin in range(0, len(rows), size):
                 batch = rows[begin : begin + size]
                 tokens = torch.tensor([prompts[row] for row in batch], device=self.device)
-                newest = tokens[:, -1]
-                yield batch, (tokens,), newest, torch.full_like(newest, most)
+                batches.append((batch, tokens, torch.full_like(tokens[:, 0], most)))
+        return batches
 
     def _checked(self, prompt: Sequence[int]) -> list[int]:
         """A prompt whose tokens the model has; an empty one is the start token."""

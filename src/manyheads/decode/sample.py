@@ -116,19 +116,15 @@ class Samples:
         self.uniforms = torch.zeros(rows, max_length, device=device)
         self.done = torch.zeros(rows, dtype=torch.bool, device=device)
 
-    def begin(self, newest: Rows, limits: Rows, longest: int, sampler: Sampler) -> None:
-        """Start a batch: the tokens to continue from, and the random numbers of all steps.
-
-        `longest` is the largest limit.
-        """
-        self.rows, self.longest = len(limits), longest
+    def begin(self, newest: Rows, limits: Rows, sampler: Sampler) -> None:
+        """Start a batch: the tokens to continue from, and the random numbers of all steps."""
+        self.rows, self.longest = len(limits), int(limits.max())
         self.length.zero_()
         self.newest[: self.rows] = newest
         self.limits.zero_()
         self.limits[: self.rows] = limits
-        if self.sample.temperature > 0:  # greedy search does not wait for the device
-            uniforms = sampler.uniforms(longest)
-            self.uniforms[: self.rows, :longest] = uniforms.to(self.uniforms.device)
+        uniforms = sampler.uniforms(self.longest)
+        self.uniforms[: self.rows, : self.longest] = uniforms.to(self.uniforms.device)
         self.done.copy_(self.limits < 1)
 
     def step(self, session: DecoderSession) -> None:

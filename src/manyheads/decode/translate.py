@@ -11,8 +11,8 @@ from torch import Tensor
 
 from manyheads.data.batching import Ragged, batches_by_length
 from manyheads.decode.beam import Decode, DecoderSession, Hypothesis
-from manyheads.decode.decoder import BaseDecoder, Batch, GraphCache, ModelDecoder, after_sources
-from manyheads.decode.sample import Sample
+from manyheads.decode.decoder import BaseDecoder, GraphCache, ModelDecoder, after_sources
+from manyheads.decode.sample import Sample, Sampler
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.tokenizer.tokenizer import Tokenizer
 
@@ -34,6 +34,7 @@ class BaseTranslator(BaseDecoder):
         """The same with a PyTorch model, which gives probabilities; None if there is none."""
         return None
 
+    @torch.no_grad()
     def search(
         self,
         sentences: Sequence[str],
@@ -41,7 +42,16 @@ class BaseTranslator(BaseDecoder):
         n_best: int | None = None,
     ) -> list[list[Hypothesis]]:
         """The n best hypotheses of each sentence (default: all of the beam), best first."""
-        return self.search_batches(self._batches(sentences, self.decode.beam), n_best, advance)
+        start = self.special_tokens.start
+        results: list[list[Hypothesis]] = [[] for _ in sentences]
+        done = 0
+        for rows, texts, limits in self._batches(sentences, self.decode.beam):
+            hypotheses = self._search(texts, start, limits, n_best)
+            for row, nbest in zip(rows.tolist(), hypotheses, strict=True):
+                results[row] = nbest
+            done += len(rows)
+            advance(done)
+        return results
 
     def translate(self, sentences: Sequence[str]) -> list[str]:
         """The best translation of each sentence."""
@@ -50,22 +60,28 @@ class BaseTranslator(BaseDecoder):
     def _decode_best(self, results: list[list[Hypothesis]]) -> list[str]:
         return self.tokenizer.decode_batch([nbest[0].tokens if nbest else [] for nbest in results])
 
+    @torch.no_grad()
     def sample(self, sentences: Sequence[str], sample: Sample, first: int = 0) -> list[str]:
         """One sampled translation a sentence; the same for a seed whatever the batch.
 
         `first` is the number of the first sentence, if these come after others.
         """
-        batches = self._batches(sentences, 1)
-        return self.tokenizer.decode_batch(self.sample_batches(batches, sample, first))
+        tokens: list[list[int]] = [[] for _ in sentences]
+        for rows, texts, limits in self._batches(sentences, 1):
+            start = torch.full_like(limits, self.special_tokens.start)
+            samples = self._sample(texts, start, limits, Sampler(sample, rows.tolist(), first))
+            for row, text in zip(rows.tolist(), samples, strict=True):
+                tokens[row] = text
+        return self.tokenizer.decode_batch(tokens)
 
-    def _batches(self, sentences: Sequence[str], beam: int) -> Iterator[Batch]:
-        """Batches sorted by length: sources with their padding mask."""
+    def _batches(
+        self, sentences: Sequence[str], beam: int
+    ) -> Iterator[tuple[np.ndarray, tuple[Tensor, Tensor], Tensor]]:
+        """Batches sorted by length: rows, sources with their padding mask, and length limits."""
         encoded = self._encode(sentences)
         budget = max(1, self.decode.decode_tokens(self.device) // beam)
         for rows in batches_by_length(encoded.lengths, budget):
-            texts, limits = self._padded(encoded, rows)
-            start = torch.full_like(limits, self.special_tokens.start)
-            yield rows.tolist(), texts, start, limits
+            yield rows, *self._padded(encoded, rows)
 
     def batch(self, sentences: Sequence[str]) -> tuple[tuple[Tensor, Tensor], Tensor]:
         """All sentences as one batch: sources with their padding mask, and length limits."""

@@ -574,7 +574,7 @@ class Ctranslate2Generator(Ctranslate2Decoder, BaseGenerator):
         if not self._supports(prompts, limit, sample):
             return self._ours.sample(prompts, limit, sample, first)
         results: list[list[int]] = [[] for _ in prompts]
-        for rows, (tokens,), _, limits in self._batches(prompts, limit, 1):
+        for rows, tokens, limits in self._batches(prompts, limit, 1):
             # Prompts of one length: CTranslate2 would generate the ends of longer ones.
             outputs = self.model.runner.generate_batch(
                 [self._names(prompt) for prompt in tokens],
@@ -590,7 +590,7 @@ class Ctranslate2Generator(Ctranslate2Decoder, BaseGenerator):
     ) -> Iterator[int]:
         if not self._supports([prompt], limit, sample or GREEDY):
             return self._ours.stream(prompt, limit, sample, first)
-        [(_, (tokens,), _, limits)] = self._batches([prompt], limit, 1)
+        [(_, tokens, limits)] = self._batches([prompt], limit, 1)
         if (most := min(int(limits[0]), self._most(limit))) < 1:
             return iter(())
         steps = self.model.runner.generate_tokens(self._names(tokens[0]), **self._options(most))

@@ -91,9 +91,8 @@ class SearchBatch:
             return
         texts, limits = self.translator.batch([row.sentence for row in rows])
         session = SearchSession(self.translator.model, self.search.beam, *texts)
-        longest = int(limits.max())
-        beams = Beams(self.search, len(rows), longest, limits.device)
-        beams.begin(self.translator.special_tokens.start, limits, longest)
+        beams = Beams(self.search, len(rows), int(limits.max()), limits.device)
+        beams.begin(self.translator.special_tokens.start, limits)
         if self.rows:
             self.session.join(session)
             self.beams.join(beams)

@@ -124,7 +124,7 @@ class Generation:
         """Sample `rows` texts, each with its own random numbers."""
         limits, sampler = self.limits(rows), Sampler(sample, rows)
         samples = Samples(self.constraints(prefix), sample, rows, self.limit, limits.device)
-        samples.begin(torch.full_like(limits, self.start), limits, self.limit, sampler)
+        samples.begin(torch.full_like(limits, self.start), limits, sampler)
         return samples.run(partial(samples.step, self.begin(rows)))
 
     def logits(self, generated: Sequence[int]) -> Float[Tensor, "t v"]:
