@@ -244,18 +244,14 @@ def refuse_unscored(run: Run, name: str) -> None:
         raise UserError(f"{name} {run.spec.no_scores}")
 
 
-TorchRun = LoadedRun
-
-
 def ensemble(runs: Sequence[LoadedRun]) -> LoadedRun:
     """One model, or translators that decode together, with the settings of the first."""
     if len(runs) == 1:
         return runs[0]
-    members = []
     for run in runs:
         run.require("translate")
-        members.append(run.with_engine(IN_TORCH))
-    return dataclasses.replace(members[0], others=tuple(members[1:]))
+    first, *others = (run.with_engine(IN_TORCH) for run in runs)
+    return dataclasses.replace(first, others=tuple(others))
 
 
 def load_run(

@@ -67,7 +67,6 @@ def figure(
     """
     from manyheads.config import nearest
     from manyheads.lab.figures import runs
-    from manyheads.loading import TorchRun
 
     if kind not in KINDS:
         words = [str(run), *([kind] if kind else []), *map(str, others or [])]
@@ -84,8 +83,6 @@ def figure(
         runs.draw_curves([run, *(others or [])], metric, split, path, say)
     else:
         loaded = compute.open(run)
-        if not isinstance(loaded, TorchRun):
-            raise UserError(f"{run} was exported: plot the run that it came from")
         if kind == "positions":
             runs.draw_positions(loaded, length, path)
         elif kind == "landscape":

@@ -190,17 +190,17 @@ class Decoding(Compute):
     ) -> "LoadedRun":
         """The model of a run, or the ensemble of several.
 
-        `only_torch` names a requested feature that only PyTorch has; exports refuse it themselves.
+        `only_torch` names a requested feature that only PyTorch has.
         """
         from manyheads.engines import Engine
-        from manyheads.loading import TorchRun, ensemble, load_run
+        from manyheads.loading import ensemble, load_run
 
         self.choose()  # refuses a missing device; the folder decides what `auto` means
         engine = Engine(self.engine, self.dtype, warn)
         device = "cpu" if self.device == "auto" and engine.is_ctranslate2 else self.device
         loaded = [load_run(folder, device, warn) for folder in (run, *others)]
         only_torch = "ensembles" if others else only_torch
-        if only_torch and isinstance(loaded[0], TorchRun):
+        if only_torch:
             engine = engine.only_torch(f"CTranslate2 has no {only_torch}", loaded[0].device)
         return ensemble([model.with_engine(engine) for model in loaded])
 

@@ -232,13 +232,10 @@ def distill(
     the lexical shortlist in FOLDER/shortlist.txt.
     """
     from manyheads.distill import Distillation
-    from manyheads.loading import TorchRun
 
     refuse_torchrun("distill")
     folder, device = out or run.with_name(f"{run.name}-student"), compute.choose()
     teacher = Decoding(compute.device, compute.threads).open(run, say)
-    if not isinstance(teacher, TorchRun):
-        raise UserError(f"{run} was exported: distill the run it came from")
     student = Distillation(teacher, overrides or [], beam, shortlist)
     train_run(student.prepare(folder, say, fresh=fresh), folder, device)
     name = command_name()
