@@ -382,8 +382,6 @@ def test_a_folder_is_complete_or_not_there(
     assert not list(tmp_path.iterdir())
     write_ctranslate2(model, tokenizer, folder)
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-    with pytest.raises(UserError, match="already"):
-        write_ctranslate2(model, tokenizer, folder)
 
 
 def test_a_broken_conversion_is_one_line(tokenizer: Tokenizer, tmp_path: Path) -> None:

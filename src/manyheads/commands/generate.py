@@ -1,6 +1,6 @@
 """Commands that continue texts and music: generate, compose."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -63,12 +63,7 @@ class Continuation(Sampling):
             # An end that is forced at the limit would leave one token fewer.
             decode |= {"min_length": self.min_new_tokens, "at_limit": "truncate"}
         generator = loaded.generator(cache(say), **decode)  # each warning once
-        if self.beam is not None:
-            return generator, None
-        if not generator.supports_seed and sample == Sampling().checked():
-            sample = replace(sample, temperature=0.0)
-            say("CTranslate2 cannot sample by a seed: the most probable token is taken")
-        return generator, sample
+        return generator, sample if self.beam is None else None
 
 
 def generate(

@@ -121,8 +121,7 @@ def _annotator(translator: "BaseTranslator", alignment: bool, scores: bool) -> "
     scorer = translator.in_torch()
     if scorer is None:
         raise UserError(
-            "--alignment and --scores need one PyTorch model: leave out --ensemble and --dtype "
-            "int8, or use the run that an export came from"
+            "--alignment and --scores need one PyTorch model: leave out --ensemble and --dtype int8"
         )
     if alignment and not has_cross_attention(scorer.model):
         raise UserError("--alignment needs cross-attention, which this model lacks: leave it out")

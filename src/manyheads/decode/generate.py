@@ -32,11 +32,6 @@ class BaseGenerator(BaseDecoder):
     warn: Callable[[str], None]
 
     @property
-    def supports_seed(self) -> bool:
-        """True if samples are reproducible."""
-        return True
-
-    @property
     def positions(self) -> int | None:
         """The number of positions; None if they are unlimited."""
         raise NotImplementedError

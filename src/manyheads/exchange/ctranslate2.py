@@ -145,8 +145,6 @@ def write_ctranslate2(
     known = list(library().specs.model_spec.ACCEPTED_MODEL_TYPES)
     if quantization not in known:
         raise UserError(f"--quantization {quantization}: {nearest(quantization, known)}")
-    if (folder / WEIGHTS).exists():
-        raise UserError(f"{folder} holds a CTranslate2 model already: choose another folder")
     decode = decode or Decode()
     if reason := unsupported(model, decode):
         raise UserError(f"CTranslate2 cannot express this model: {reason}")
