@@ -23,7 +23,7 @@ from manyheads.commands.help import Command, Group
 from manyheads.commands.inspect import capture, info, tokenize
 from manyheads.commands.lab import claims, compare, cost, plan, quiz, scale, tables
 from manyheads.commands.serve import serve, view
-from manyheads.commands.shared import say, write
+from manyheads.commands.shared import row_processes, say, write
 from manyheads.commands.training import demo, distill, prepare, train
 from manyheads.commands.translate import summarize, translate
 from manyheads.errors import DataError, UserError
@@ -194,7 +194,8 @@ def main() -> None:
                 setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
             elif isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(encoding="utf-8")  # whatever the locale
-        code = _run()
+        with row_processes(next(iter(sys.argv[1:]), "")):
+            code = _run()
         write("")  # a broken pipe shows when the buffer is flushed
     except UserError as error:
         say(f"manyheads: {error}")

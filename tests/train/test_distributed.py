@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
-from small_runs import CPU, records, saved, trainer, write_recipe
+from small_runs import CPU, WORDS, records, saved, trainer, write_recipe
 from tests.checks import unchecked
 from tests.faults.small_run import ending, fork
 from torch import distributed as dist
@@ -66,6 +67,17 @@ def step(self, number):
     return plain(self, number)
 
 loop.Trainer.step = step
+from manyheads.cli import main
+main()
+"""
+
+
+# A command whose output goes to a file, without the lines of torchrun.
+COMMAND = """
+import os, sys
+path = sys.argv.pop(1)
+if os.environ["RANK"] == "0":
+    sys.stdout = open(path, "w", encoding="utf-8")
 from manyheads.cli import main
 main()
 """
@@ -228,6 +240,34 @@ def test_two_nodes_with_a_process_each_end_as_one_does(recipe: Path, tmp_path: P
     assert_alike(tmp_path / "one", tmp_path / "two")
 
 
+def test_processes_translate_evaluate_and_embed_as_one_does(recipe: Path, tmp_path: Path) -> None:
+    """Each computes a part of the rows; the main process prints all, in order."""
+    out = tmp_path / "run"
+    trainer(recipe, out, *PLAIN).run()
+    lines = [" ".join(WORDS[: 1 + n % 7]) for n in range(41)]
+    (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    script = tmp_path / "commands.py"
+    script.write_text(COMMAND, encoding="utf-8")
+    for name, words in {
+        "translate": ("translate", out, tmp_path / "in.txt", "--n-best", "2"),
+        "evaluate": ("evaluate", out, "--split", "valid", "--json"),
+    }.items():
+        one = subprocess.run(
+            [sys.executable, "-m", "manyheads", *map(str, words)], capture_output=True, text=True
+        )
+        torchrun(2, script, tmp_path / name, *words)
+        assert (tmp_path / name).read_text(encoding="utf-8") == one.stdout
+        assert one.stdout.count("\n") > 10
+    vectors = []
+    for count in (1, 2):
+        path = tmp_path / f"{count}.npy"
+        words = ("embed", out, tmp_path / "in.txt", "--out", path)
+        torchrun(count, script, tmp_path / "embed", *words)
+        vectors.append(np.load(path))
+    np.testing.assert_allclose(vectors[1], vectors[0], rtol=1e-5, atol=1e-6)
+    assert len(vectors[0]) == 41
+
+
 MODELS = [
     build
     for name in ("transformer-base", "bert-base", "palm-8b", "t5-base", "music-transformer")
@@ -374,9 +414,8 @@ def test_mistakes_with_several_processes_are_one_line(
     for wrong in ("x", ""):
         monkeypatch.setenv("RANK", wrong)
         assert f"RANK={wrong} " in said("train", recipe, *out)
-    assert "torchrun works only with `manyheads train`" in said("demo", *out)
-    assert "torchrun works only with `manyheads train`" in said("compare", recipe, "seed=1,2", *out)
-    assert "torchrun works only with `manyheads train`" in said("evaluate", tmp_path / "run")
+    assert "torchrun does not work with demo" in said("demo", *out)
+    assert "torchrun does not work with compare" in said("compare", recipe, "seed=1,2", *out)
     assert not (tmp_path / "run").exists()
 
 

@@ -17,6 +17,8 @@ from manyheads.commands.shared import (
     Compute,
     input_lines,
     is_interactive,
+    is_main_process,
+    is_torchrun,
     say,
     to_reader,
     write,
@@ -61,6 +63,8 @@ def embed(
         raise UserError(f"--out {out} must be a file in a folder that exists")
     if out is None and sys.stdout.isatty():
         raise UserError("vectors are binary: write them to a file, --out vectors.npy")
+    if pool == "tokens" and is_torchrun():
+        raise UserError("--pool tokens runs in one process: start it without torchrun")
     encoder = compute.open(run).encoder()
     with input_lines(file) as texts:
         lines = list(texts)
@@ -68,6 +72,8 @@ def embed(
         raise UserError("the input has no lines: embed RUN FILE, or embed RUN < FILE")
     with Bar("embed", len(lines)) as bar:
         vectors = encoder.embed(lines, pool, lambda done: bar.update(done, "lines"))  # type: ignore[arg-type]
+    if not is_main_process():
+        return
     content = io.BytesIO()  # np.save does not report a broken pipe as one
     np.save(content, vectors)
     if out is None:

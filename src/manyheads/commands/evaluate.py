@@ -10,6 +10,7 @@ from manyheads.commands.options import argument, option
 from manyheads.commands.shared import (
     Decoding,
     check_image,
+    is_main_process,
     print_json,
     refuse_torchrun,
     say,
@@ -81,7 +82,6 @@ def evaluate(
     from manyheads.run import SETTINGS, SHORTLIST, save_scores
     from manyheads.view.figures import confusion
 
-    refuse_torchrun("evaluate")
     settings = [*(overrides or []), *([] if beam is None else [f"decode.beam={beam}"])]
     for setting in settings:
         if not setting.startswith(("data", "decode.")):
@@ -91,6 +91,8 @@ def evaluate(
     check_image("--plot", plot)
     loaded = decoding.open(run, say, others or ())
     trained, is_int8 = loaded.run, decoding.dtype == "int8"
+    if "translate" not in trained.spec.offers:
+        refuse_torchrun(f"evaluate of task={trained.task}")
     options: dict[str, Any] = {
         "stride": stride,
         "bleu_tokenize": None if tokenize == "auto" else tokenize,
@@ -117,7 +119,12 @@ def evaluate(
     elif trained.data is not None:
         variant |= _changes("evaluated_on", "data", trained.data, changed.data)
     # Another program's folder is left unchanged.
-    saves = not variant and not options.keys() - {"stride"} and (run / SETTINGS).is_file()
+    saves = (
+        is_main_process()
+        and not variant
+        and not options.keys() - {"stride"}
+        and (run / SETTINGS).is_file()
+    )
     if against is not None:
         other = decoding.open(against, say)
         changed_decode = override_all(other.run, [f"decode.beam={changed.decode.beam}"])

@@ -89,6 +89,8 @@ def input_lines(file: Path | None) -> Iterator[Iterator[str]]:
     if file is not None and file != STDIN:
         yield decode_lines(raw_lines(file), str(file))
         return
+    if is_torchrun():
+        raise UserError("torchrun passes no standard input to its processes: name a FILE")
     if sys.stdin is None:
         raise UserError("standard input is closed: name a FILE, or pipe lines into the command")
     if sys.stdin.isatty():
@@ -142,9 +144,37 @@ def is_torchrun() -> bool:
     return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
 
 
+def is_main_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
 def refuse_torchrun(command: str) -> None:
     if is_torchrun():
-        raise UserError(f"torchrun works only with `manyheads train`: start {command} without it")
+        raise UserError(f"torchrun does not work with {command}: start it without torchrun")
+
+
+@contextmanager
+def row_processes(command: str) -> Iterator[None]:
+    """Under torchrun each process translates or embeds a part of the rows; the main one prints."""
+    if command not in ("translate", "summarize", "embed", "evaluate") or not is_torchrun():
+        yield
+        return
+    import torch
+
+    from manyheads.decode.translate import BaseTranslator
+    from manyheads.tasks.encode import TextEncoder
+    from manyheads.train.parallel import connected, device_of, shared_rows
+
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
+        connected(say) as world,
+        shared_rows(world, BaseTranslator, "search"),
+        shared_rows(world, TextEncoder, "embed"),
+    ):
+        device_of(world, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        if not world.is_main:
+            sys.stdout = sys.stderr = nowhere
+        yield
 
 
 # --- options that belong together: one parameter of a command, see `flat` in manyheads.cli ---

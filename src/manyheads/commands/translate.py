@@ -1,6 +1,7 @@
 """The command that translates or summarizes lines: translate, also called summarize."""
 
 import inspect
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -59,7 +60,7 @@ def translate(
     with ⏎ in place of its line ends. A line that is too long is translated in parts.
     """
     from manyheads.config import override_all
-    from manyheads.decode.translate import LineFormat, translate_lines
+    from manyheads.decode.translate import LINES_AT_ONCE, LineFormat, translate_lines
     from manyheads.tasks.summaries import truncate_lines
 
     file, settings = split_words(words, "decode.")
@@ -77,6 +78,7 @@ def translate(
     loaded = replace(loaded, run=override_all(loaded.run, [*settings, *width]))
     translator = loaded.translator(beam=max(loaded.run.decode.beam, n_best))
     form = LineFormat(n_best, alignment, scores, _annotator(translator, alignment, scores))
+    processes = int(os.environ.get("WORLD_SIZE", 1))
     with input_lines(file) as lines:
         if loaded.run.task == "summaries":
             lines = truncate_lines(translator, lines, say)
@@ -84,7 +86,7 @@ def translate(
             *(translator, lines, form),
             sample=sampling.checked() if sample else None,
             warn=say,
-            at_once=1 if is_interactive(file) else None,
+            at_once=1 if is_interactive(file) else LINES_AT_ONCE * processes,
         ):
             write(line + "\n")
 

@@ -87,6 +87,25 @@ def connected(report: Callable[[str], None]) -> Iterator[World]:
     os._exit(code)
 
 
+@contextmanager
+def shared_rows(world: World, owner: type, name: str) -> Iterator[None]:
+    """Within this context every process computes a part of the rows of a method, and gets all.
+
+    A row of its result may depend on that row of its first argument only.
+    """
+    method = getattr(owner, name)
+
+    def share(self: Any, rows: Any, *arguments: Any, **named: Any) -> list[Any]:
+        local = rows[world.rank :: world.size]
+        parts: list[Any] = [None] * world.size
+        results = list(method(self, local, *arguments, **named)) if len(local) else []
+        dist.all_gather_object(parts, results)
+        return [parts[row % world.size][row // world.size] for row in range(len(rows))]
+
+    with patch.object(owner, name, share):
+        yield
+
+
 def _of_environment() -> World:
     """From the variables that torchrun sets."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
