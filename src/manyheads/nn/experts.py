@@ -121,7 +121,8 @@ class ExpertFeedForward(nn.Module):
         slot = torch.where(fits, choices * capacity + place, experts * capacity)
         inputs = flat.new_zeros(experts * capacity + 1, flat.shape[1])
         inputs = inputs.index_copy(0, slot, flat.repeat(top, 1))
-        outputs = self._experts(rearrange(inputs[:-1], "(e m) d -> e m d", e=experts))
+        inner = self.activation(self.inner(rearrange(inputs[:-1], "(e m) d -> e m d", e=experts)))
+        outputs = self.outer(self.dropout(inner))
         outputs = F.pad(rearrange(outputs, "e m d -> (e m) d"), (0, 0, 0, 1))
         weighted = outputs[slot] * (gates.T.flatten() * fits)[:, None].to(outputs.dtype)
         y = rearrange(weighted, "(k n) d -> k n d", k=top).sum(0).to(flat.dtype)
@@ -138,9 +139,6 @@ class ExpertFeedForward(nn.Module):
             weighted = self.outer.of(expert, inner) * gates[token, choice, None]
             y = y.index_add(0, token, weighted.to(y.dtype))
         return y
-
-    def _experts(self, x: Float[Tensor, "e m d"]) -> Float[Tensor, "e m d"]:
-        return self.outer(self.dropout(self.activation(self.inner(x))))
 
 
 def take_routing(model: nn.Module) -> list[Routing]:
