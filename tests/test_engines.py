@@ -226,3 +226,20 @@ def test_a_run_folder_that_cannot_be_written(
     assert isinstance(auto.translator(), Translator)
     assert "no space left" in lines[0]
     assert conversions(run.folder) == []
+
+
+def test_two_processes_that_convert_at_once_share_a_conversion(
+    run: LoadedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one takes the name just before this one would."""
+    move = os.replace
+
+    def late(source: Path, target: Path) -> None:
+        if source.is_dir():
+            monkeypatch.setattr(os, "replace", move)
+            shutil.copytree(source, target)
+        move(source, target)
+
+    monkeypatch.setattr(os, "replace", late)
+    assert is_intact(converted(run))
+    assert len(conversions(run.folder)) == 1

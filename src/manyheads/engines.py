@@ -194,12 +194,17 @@ def convert(
     key = _checksum(model, tokenizer, decode, shortlist)
     path = _home(folder) / f"ctranslate2-{dtype}-{key}"
     if not is_intact(path):
-        with replace_files(path, last=SUMS) as partial:
-            write_ctranslate2(model, tokenizer, partial, dtype, decode)
-            if shortlist:
-                (partial / VOCABULARY_MAP).write_text(shortlist, encoding="utf-8", newline="\n")
-            sums = {file.name: check_sum_of(file) for file in partial.iterdir()}
-            (partial / SUMS).write_text(json.dumps(sums), encoding="utf-8")
+        try:
+            with replace_files(path, last=SUMS) as partial:
+                write_ctranslate2(model, tokenizer, partial, dtype, decode)
+                if shortlist:
+                    map_path = partial / VOCABULARY_MAP
+                    map_path.write_text(shortlist, encoding="utf-8", newline="\n")
+                sums = {file.name: check_sum_of(file) for file in partial.iterdir()}
+                (partial / SUMS).write_text(json.dumps(sums), encoding="utf-8")
+        except DataError:
+            if not is_intact(path):  # else another process was faster
+                raise
         _remove_others(path, key)
     return path
 
