@@ -253,7 +253,6 @@ def stream_parallel(
 
     A row with an empty line is refused, or None if it is skipped.
     """
-    number = 0
     rows = zip_longest(*map(stream_lines, paths))
     for number, row in enumerate(rows, start=1):
         if None in row:
