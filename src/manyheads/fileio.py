@@ -6,12 +6,14 @@ truncated file still has them; without them, as in older folders, nothing is che
 """
 
 import contextlib
+import json
 import os
 import re
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from manyheads.errors import DataError
 
@@ -77,6 +79,23 @@ def replace_files(folder: Path, last: str = "") -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     """Write a small text file atomically; as bytes, so that line ends are the same everywhere."""
     replace_file(path, lambda partial: partial.write_bytes(text.encode("utf-8")))
+
+
+def write_json(path: Path, table: dict[str, Any]) -> None:
+    """Write a table as JSON, with a checksum of its content."""
+    content = {**table, "checksum": check_sum(json.dumps(table).encode())}
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def read_json(path: Path, fix: str) -> dict[str, Any]:
+    """A table that `write_json` has written; a damaged one is DataError, with this fix."""
+    try:
+        table: dict[str, Any] = json.loads(path.read_bytes())
+        if table.pop("checksum") != check_sum(json.dumps(table).encode()):
+            raise ValueError("it does not match its checksum")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} is damaged ({error}): {fix}") from None
+    return table
 
 
 def check_sum(content: bytes) -> str:

@@ -5,7 +5,6 @@ is killed and started again leaves the same bytes, with any number of workers.
 """
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from manyheads.data.shards import FORMAT, open_shard, verify, write_shards
 from manyheads.data.translation import FilesData
 from manyheads.decode.beam import SpecialTokens
 from manyheads.errors import UserError
-from manyheads.fileio import drop_partials, write_text
+from manyheads.fileio import PARTIAL, drop_partials, read_json, write_json
 from manyheads.run import TOKENIZER, Run, differences, make_folder, make_tokenizer
 from manyheads.sizing import fit_to_data
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -77,7 +76,7 @@ def prepare_data(run: Run, out: Path, workers: int, report: Callable[[str], None
         "splits": checksums,
         "request": request,
     }
-    write_text(out / INDEX, json.dumps(table, indent=1) + "\n")
+    write_json(out / INDEX, table)
     (out / PROGRESS).unlink()
     index = read_index(str(out))
     assert index is not None
@@ -101,14 +100,16 @@ def _begin(
     """Count the data and train the tokenizer, or continue where a killed preparation was."""
     path = out / PROGRESS
     if path.exists():
-        saved = json.loads(path.read_text("utf-8"))
+        saved = read_json(path, f"delete {out} and prepare the data again")
         _refuse_other(saved["request"], request, out)
         drop_partials(out)
         source.counts = Counts(**saved["counts"])
         report(f"continuing in {out}")
         return change(run, saved["tokens"]), Tokenizer.load(out / TOKENIZER)
-    if any(out.iterdir()) and [entry.name for entry in out.iterdir()] != [TOKENIZER]:
+    others = {entry.name for entry in out.iterdir() if not entry.name.endswith(PARTIAL)}
+    if others - {TOKENIZER}:
         raise UserError(f"{out} holds something else: choose another folder with --out")
+    drop_partials(out)
     counts = source.count()
     sample, amount = source.sample(-(-counts.characters // SAMPLE))
     run, chosen = fit_to_data(run, sample, amount)
@@ -117,7 +118,7 @@ def _begin(
     tokenizer = make_tokenizer(run, out, sample)
     tokens = {name: dump(getattr(run, name)) for name in ("tokens",) if getattr(run, name)}
     progress = {"request": request, "counts": dataclasses.asdict(counts), "tokens": tokens}
-    write_text(path, json.dumps(progress))
+    write_json(path, progress)
     return run, tokenizer
 
 

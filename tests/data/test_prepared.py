@@ -175,14 +175,14 @@ def test_finished_shards_are_not_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = text_corpus(tmp_path / "corpus", "text")
-    write_index = prepare.write_text
+    write_index = prepare.write_json
 
-    def killed(path: Path, text: str) -> None:
+    def killed(path: Path, table: dict[str, Any]) -> None:
         if path.name == prepared.INDEX:
             raise KeyboardInterrupt
-        write_index(path, text)
+        write_index(path, table)
 
-    monkeypatch.setattr(prepare, "write_text", killed)
+    monkeypatch.setattr(prepare, "write_json", killed)
     with pytest.raises(KeyboardInterrupt):
         prepare_data(read_recipe("language", settings), tmp_path / "data", 1, quietly)
     monkeypatch.undo()
@@ -209,7 +209,7 @@ def test_another_corpus_or_setting_is_refused(tmp_path: Path) -> None:
     assert "something else" in refusal(UserError, prepare_data, run, full, 1, quietly)
 
 
-@pytest.mark.parametrize("harm", ["truncate", "replace", "flip", "missing"])
+@pytest.mark.parametrize("harm", ["truncate", "replace", "flip", "missing", "rows", "starts"])
 def test_a_damaged_shard_is_one_line(tmp_path: Path, harm: str) -> None:
     settings = text_corpus(tmp_path / "corpus", "text")
     data = tmp_path / "data"
@@ -225,6 +225,8 @@ def test_a_damaged_shard_is_one_line(tmp_path: Path, harm: str) -> None:
         return
     if harm == "missing":
         shard.unlink()
+    elif harm in ("rows", "starts"):  # a key of the facts; the name of an array
+        shard.write_bytes(content.replace(harm.encode(), b"x" * len(harm)))
     else:
         shard.write_bytes(content[:-8] if harm == "truncate" else b"pickle" * 9)
     read = read_recipe("language", [f"data.folder={data}"]).data
@@ -232,16 +234,71 @@ def test_a_damaged_shard_is_one_line(tmp_path: Path, harm: str) -> None:
     assert "00001.safetensors" in refusal(DataError, read.read, "train")
 
 
+@pytest.mark.parametrize("name", [prepared.INDEX, prepare.PROGRESS])
+def test_a_damaged_index_or_progress_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    settings, data = text_corpus(tmp_path / "corpus", "text"), tmp_path / "data"
+    run = read_recipe("language", settings)
+    if name == prepare.PROGRESS:  # killed before the first shard
+        monkeypatch.setattr(prepare, "write_shards", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare_data(run, data, 1, quietly)
+    else:
+        prepare_data(run, data, 1, quietly)
+    content = (data / name).read_text("utf-8")
+    for damaged in (content[:-9], content.replace("language", "langouge", 1)):
+        (data / name).write_text(damaged, "utf-8")
+        assert f"{name} is damaged" in refusal(DataError, prepare_data, run, data, 1, quietly)
+
+
+def test_a_preparation_killed_while_it_wrote_its_tokenizer_continues(tmp_path: Path) -> None:
+    settings, data = text_corpus(tmp_path / "corpus", "text"), tmp_path / "data"
+    partial = write(data / ".tokenizer.json.abc.partial", "{")
+    prepare_data(read_recipe("language", settings), data, 1, quietly)
+    assert (data / prepared.INDEX).is_file()
+    assert not partial.exists()
+
+
+class Killed(shards.Column):
+    """Texts that end the process that encodes them."""
+
+    def encode(self, tokenizer: Any) -> Any:
+        os._exit(1)
+
+
+def test_a_killed_worker_is_one_line(tmp_path: Path) -> None:
+    settings, data = text_corpus(tmp_path / "corpus", "text"), tmp_path / "data"
+    prepare_data(read_recipe("language", settings), data, 1, quietly)
+    job = shards.Job(tmp_path / "0.safetensors", {"text": Killed(["red"], [False], (), 0)})
+    written = shards.write_shards([job], data / "tokenizer.json", 2)
+    assert "--workers" in refusal(UserError, list, written)
+
+
+def test_prepared_pairs_that_are_all_too_long_are_one_line(tmp_path: Path) -> None:
+    pairs = "".join(json.dumps({"source": line, "target": line}) + "\n" for line in lines(40))
+    short = json.dumps({"source": "red", "target": "red"}) + "\n"
+    write(tmp_path / "corpus" / "train.jsonl", pairs.replace('"}', ' one two three four"}'))
+    write(tmp_path / "corpus" / "valid.jsonl", short)
+    columns = ["data.source_column=source", "data.target_column=target"]
+    settings = [f"data.folder={tmp_path / 'corpus'}", *columns]
+    prepare_data(read_recipe("translation", settings), tmp_path / "data", 1, quietly)
+    again = [f"data.folder={tmp_path / 'data'}", "train.too_long=skip", *SMALL]
+    again.append("model.max_length=4")
+    assert "all pairs exceed" in refusal(DataError, task_of, "translation", again, tmp_path / "r")
+
+
 def test_a_process_maps_a_bounded_number_of_shards(tmp_path: Path) -> None:
     paths = [tmp_path / f"{n}.safetensors" for n in range(shards.MAPPED + 9)]
     for path in paths:
-        header = json.dumps({"format": 1, "checksum": ""})
-        arrays = {"a": np.arange(5, dtype=np.uint16)}
-        path.write_bytes(shards.save(arrays, {"manyheads": header}))
-    array = Mapped(paths, "a", [5] * len(paths))
+        facts = {"format": 1, "checksum": "", "rows": 4, "tokens": {"a": 5}, "documents": 0}
+        numbers = np.arange(5, dtype=np.uint16)
+        arrays = {"a.tokens": numbers, "a.starts": numbers, "documents": numbers[:0]}
+        path.write_bytes(shards.save(arrays, {"manyheads": json.dumps(facts)}))
+    array = Mapped(paths, "a.tokens", [5] * len(paths))
     assert array[:].tolist() == list(range(5)) * len(paths)
     assert open_shard.cache_info().currsize == shards.MAPPED
-    links = [os.readlink(link) for link in Path("/proc/self/map_files").glob("*")]
+    links = {os.readlink(link) for link in Path("/proc/self/map_files").glob("*")}
     assert sum(str(tmp_path) in link for link in links) <= shards.MAPPED
 
 

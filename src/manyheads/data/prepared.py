@@ -33,7 +33,7 @@ from manyheads.data.language import (
 from manyheads.data.shards import FORMAT, Column, Facts, Job, Mapped, open_shard
 from manyheads.data.translation import Batch, Corpus, EncodedPairs, FilesData, Frame
 from manyheads.errors import DataError, UserError
-from manyheads.fileio import replace_file
+from manyheads.fileio import read_json, replace_file
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 INDEX, TOKENIZER = "index.json", "tokenizer.json"
@@ -70,15 +70,12 @@ class Index:
 def read_index(folder: str) -> Index | None:
     """The index of a folder, if it holds prepared data."""
     path = Path(folder) / INDEX
-    if not folder or not path.is_file():
+    if not folder or not path.is_file() or b'"prepared"' not in path.read_bytes():
         return None
-    try:
-        table = json.loads(path.read_text("utf-8"))
-        if table.pop("prepared", None) != FORMAT:
-            return None  # an index.json of something else
-        return Index(Path(folder), **table)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} is damaged ({error}): prepare the data again") from None
+    table = read_json(path, "prepare the data again")
+    if table.pop("prepared") != FORMAT:
+        raise DataError(f"{path} is of another release: prepare the data again")
+    return Index(Path(folder), **table)
 
 
 class Shards:
@@ -221,7 +218,13 @@ class PreparedPairs(EncodedPairs):
         count = -(-int(self.edges[-1]) // GROUP)
         numbers = np.arange(len(self.shards.paths))
         shards = [numbers[group::count] for group in range(min(count, len(numbers)))]
-        return GroupedBatches([self._group(numbers) for numbers in shards], budget, seed)
+        batches = GroupedBatches([self._group(numbers) for numbers in shards], budget, seed)
+        if not batches.per_epoch:
+            raise DataError(
+                f"{self.shards.name}: all pairs exceed model.max_length={self.limit} tokens: "
+                "raise it"
+            )
+        return batches
 
     def _group(self, shards: Rows) -> Callable[[], tuple[Rows, Rows]]:
         """The rows of some shards that are used, and their lengths."""

@@ -14,6 +14,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +24,7 @@ import numpy as np
 from jaxtyping import Int
 from safetensors.numpy import save
 
-from manyheads.errors import DataError
+from manyheads.errors import DataError, UserError
 from manyheads.fileio import replace_file
 from manyheads.tokenizer.tokenizer import Tokenizer
 
@@ -90,7 +91,8 @@ class Job:
             "documents": len(self.documents),
         }
         arrays["documents"] = arrays[f"{first}.starts"][self.documents]
-        facts |= {"format": FORMAT, "checksum": checksum(arrays)}
+        facts["format"] = FORMAT
+        facts["checksum"] = checksum(arrays, facts)
         header = {HEADER: json.dumps(facts)}  # one key: several would be written in any order
         # `save_file` would leave a temporary file of its own if it was killed.
         content = save(arrays, header)
@@ -99,23 +101,29 @@ class Job:
 
 def write_shards(jobs: Iterable[Job], tokenizer_path: Path, workers: int) -> Iterator[Job]:
     """Write shards in worker processes, and return each job in order once it is done."""
-    tokenizer, pending = Tokenizer.load(tokenizer_path), deque[tuple[Job, Future[None]]]()
     if workers == 1:
+        tokenizer = Tokenizer.load(tokenizer_path)
         for job in jobs:
             job.write(tokenizer)
             yield job
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _start_worker, (tokenizer_path,)) as pool:
-        for job in jobs:
-            pending.append((job, pool.submit(_write, job)))
-            if len(pending) > workers + 1:  # one more, so that no worker waits
-                done, future = pending.popleft()
+    context, pending = multiprocessing.get_context("spawn"), deque[tuple[Job, Future[None]]]()
+    try:
+        with ProcessPoolExecutor(workers, context, _start_worker, (tokenizer_path,)) as pool:
+            for job in jobs:
+                pending.append((job, pool.submit(_write, job)))
+                if len(pending) > workers + 1:  # one more, so that no worker waits
+                    done, future = pending.popleft()
+                    future.result()
+                    yield done
+            for done, future in pending:
                 future.result()
                 yield done
-        for done, future in pending:
-            future.result()
-            yield done
+    except BrokenProcessPool:
+        raise UserError(
+            "a worker process was killed, perhaps for lack of memory: run the same command with "
+            "fewer --workers, and it continues"
+        ) from None
 
 
 _TOKENIZER: list[Tokenizer] = []  # that of a worker process
@@ -138,9 +146,10 @@ def _write(job: Job) -> None:
     job.write(_TOKENIZER[0])
 
 
-def checksum(arrays: Arrays) -> str:
-    """CRC-32 over names, types and bytes."""
-    total = 0
+def checksum(arrays: Arrays, facts: Facts) -> str:
+    """CRC-32 over facts and, of each array, name, type and bytes."""
+    facts = {name: value for name, value in facts.items() if name != "checksum"}
+    total = zlib.crc32(json.dumps(facts).encode())
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
         total = zlib.crc32(array.data, zlib.crc32(f"{name} {array.dtype}".encode(), total))
@@ -166,7 +175,12 @@ def open_shard(path: Path) -> tuple[Arrays, Facts]:
             arrays[name] = np.empty(0, dtype)  # which cannot be mapped
             if count:
                 arrays[name] = np.memmap(path, dtype, "r", 8 + size + begin, (count,))
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        lengths = {"documents": facts["documents"]}
+        for name, count in facts["tokens"].items():
+            lengths |= {f"{name}.tokens": count, f"{name}.starts": facts["rows"] + 1}
+        if lengths != {name: len(array) for name, array in arrays.items()}:
+            raise ValueError("its arrays do not have the lengths of its header")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(f"{path} is not a complete shard of prepared data ({error})") from None
     return arrays, facts
 
@@ -174,7 +188,7 @@ def open_shard(path: Path) -> tuple[Arrays, Facts]:
 def verify(path: Path) -> None:
     """Read a shard completely, and refuse one that does not match its checksum."""
     arrays, facts = open_shard(path)
-    if checksum(arrays) != facts["checksum"]:
+    if checksum(arrays, facts) != facts["checksum"]:
         raise DataError(f"{path} is damaged: its bytes do not match its checksum")
 
 

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_dcp
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from manyheads.errors import DataError
-from manyheads.fileio import check_sum, check_sum_of, write_text
+from manyheads.fileio import check_sum_of, read_json, write_json, write_text
 from manyheads.train.step import World
 
 Tensors = dict[str, torch.Tensor]
@@ -72,14 +72,9 @@ class PendingSave:
 
 def verified(manifest: Path, world: World) -> tuple[Path, dict[str, Any]]:
     """The folder of a state in shards; every process reads some of them for their checksums."""
-    try:
-        facts = json.loads(manifest.read_text("utf-8"))
-        about, shards = dict(facts["about"]), list(facts["shards"])
-        folder = manifest.with_name(step_name(about["step"]))
-        if facts["checksum"] != check_sum(json.dumps([about, shards]).encode()):
-            raise ValueError("its bytes do not match their checksum")
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{manifest} is damaged ({error}): start over with --fresh") from None
+    facts = read_json(manifest, "start over with --fresh")
+    about, shards = facts["about"], facts["shards"]
+    folder = manifest.with_name(step_name(about["step"]))
     names = sorted({*shards, *(path.name for path in folder.glob("*.safetensors"))})
     broken = 0
     for number in range(world.rank, len(names), world.size):
@@ -129,10 +124,7 @@ class StateWriter(HuggingFaceStorageWriter):
         """The main process, once all have written."""
         current = Path(self.path)
         shards = sorted(path.name for path in current.glob("*.safetensors"))
-        content = [self.about, shards]
-        facts = {"about": self.about, "shards": shards}
-        facts |= {"checksum": check_sum(json.dumps(content).encode())}
-        write_text(self.manifest, json.dumps(facts) + "\n")
+        write_json(self.manifest, {"about": self.about, "shards": shards})
         self.manifest.with_suffix(".safetensors").unlink(missing_ok=True)  # of one process
         remove(self.manifest, but=current)
 
