@@ -21,7 +21,7 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-# What tests the core, and the checks themselves.
+# Tests of the core, and of the checks themselves.
 OF_THE_CORE = {"data", "decode", "evaluate", "kernels", "models", "nn", "tasks", "tokenizer"}
 OF_THE_CORE |= {"train", "test_checks", "test_optimize", "test_phrasebook"}
 # Folders of many quick files: at the end they keep each process busy while another has a long file.

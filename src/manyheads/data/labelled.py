@@ -35,7 +35,7 @@ class Labelled(SplitItems):
         return self.texts
 
     def strings(self) -> list[str]:
-        """All texts, each of a pair by itself."""
+        """All texts; a pair gives two."""
         return [text for row in self.texts for text in ([row] if isinstance(row, str) else row)]
 
     def part(self, split: str, valid_fraction: float) -> "Labelled":
@@ -195,18 +195,18 @@ class LabelledData(TableData):
             path, self._settings, has_header=self._has_header, skip="broken_rows", on=skip
         )
         table = [*rows]
-        kept = [(line, *row) for line, row in table if row is not None]
-        if not kept:
+        complete = [(line, *row) for line, row in table if row is not None]
+        if not complete:
             raise DataError(f"{path}: no row with text and label; give a file with labelled rows")
-        lines, labels, *columns = (list(column) for column in zip(*kept, strict=True))
-        skipped = len(table) - len(kept)
+        lines, labels, *columns = (list(column) for column in zip(*complete, strict=True))
+        skipped = len(table) - len(complete)
         without = f", without {skipped:,} broken ones" if skipped else ""
         return Labelled(
             texts=columns[0] if len(columns) == 1 else list(zip(*columns, strict=True)),
             labels=_parse_numbers(path, lines, labels) if self.regression else labels,
             lines=lines,
             name=str(path),
-            notes=(f"{path}: {len(kept):,} rows{without}",),
+            notes=(f"{path}: {len(complete):,} rows{without}",),
         )
 
 

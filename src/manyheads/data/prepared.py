@@ -266,7 +266,7 @@ class PreparedPairs(EncodedPairs):
 class GroupedBatches:
     """`Batches` of groups of rows, one group after the other in a new seeded order every epoch.
 
-    Only one group is in memory. Of one group, its batches are those of `Batches`.
+    Only one group is in memory. If there is only one, the batches are those of `Batches`.
     """
 
     def __init__(
@@ -291,9 +291,9 @@ class GroupedBatches:
         epoch, index = divmod(step, self.per_epoch)
         order = np.random.default_rng([self.seed, epoch, 1]).permutation(len(self.groups))
         edges = np.cumsum([0, *self.counts[order]])
-        place = int(edges.searchsorted(index, "right")) - 1
-        rows, batches = self._open(int(order[place]))
-        return rows, batches, epoch * batches.per_epoch + index - int(edges[place])
+        position = int(edges.searchsorted(index, "right")) - 1
+        rows, batches = self._open(int(order[position]))
+        return rows, batches, epoch * batches.per_epoch + index - int(edges[position])
 
     def _read(self, group: int) -> tuple[Rows, Batches]:
         rows, lengths = self.groups[group]()
