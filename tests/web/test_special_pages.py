@@ -67,6 +67,15 @@ def colours(values: torch.Tensor, low: float, high: float, table: np.ndarray = I
     return actual
 
 
+HUNDREDTH = 0.51e-4  # bars show no more than hundredths of a percent, rounded
+
+
+def shares(bars: Any) -> list[float]:
+    """The probabilities of a table of bars, which are in percent."""
+    texts = bars.locator("td:last-child").all_inner_texts()
+    return [float(text.strip("<> %")) / 100 for text in texts]
+
+
 def test_a_page_for_another_kind_shows_one_that_fits(page: Any) -> None:
     """Whole, on the screens of a laptop and of a phone."""
     others = {"image": "translator", "music": "translator", "attention": "pictures"}
@@ -140,8 +149,7 @@ def test_the_lens_shows_the_tokens_of_the_model(page: Any, client: TestClient) -
     assert f"cell=1%2C{len(actual['given']) - 3}" in page.url
     above = actual["probabilities"][1][-3]
     assert float(readout.inner_text().split()[-1]) == pytest.approx(above[0], rel=1e-4)
-    bars = page.locator(".bars td:last-child").all_inner_texts()
-    assert [float(item) for item in bars] == pytest.approx(above, rel=1e-2)
+    assert shares(page.locator(".bars")) == pytest.approx(above, rel=1e-2, abs=HUNDREDTH)
     assert b"<svg" in saved(page, page.locator(".lens"), "SVG")
 
 
@@ -160,14 +168,20 @@ def test_a_click_masks_a_word(page: Any, client: TestClient) -> None:
     visit(page, f"/fill?run=reader&text={quote(SENTENCE)}&mask=1")
     text = SENTENCE.replace("small", "[MASK]")
     actual = ask(client, "/api/fill", run="reader", text=text)
-    shown = [float(item) for item in page.locator(".bars td:last-child").all_inner_texts()]
+    first, before = page.locator(".bars").all()
+    shown = shares(first)
     chances = [item["probability"] for item in actual["masks"][0]["top"]]
     # A hidden word beyond the ten best has a row of its own.
     hidden = ask(client, "/api/fill", run="reader", text=text, hidden=["small"])["masks"][0]
     if hidden["hidden"]["rank"] > len(chances):
         chances.append(hidden["hidden"]["probability"])
-    assert shown == pytest.approx(chances, rel=1e-2)
+    assert shown == pytest.approx(chances, rel=1e-2, abs=HUNDREDTH)
     expect(page.locator("p[role=status]")).to_have_text(actual["text"])
+    # Next to it, the prediction from the words before the mask only.
+    left = "The [MASK] [MASK] [MASK] [MASK] [MASK]."
+    alone = ask(client, "/api/fill", run="reader", text=left)["masks"][0]["top"]
+    expected = [item["probability"] for item in alone]
+    assert shares(before)[: len(expected)] == pytest.approx(expected, rel=1e-2, abs=HUNDREDTH)
     page.get_by_role("button", name=re.compile("^tree")).click()
     settled(page)
     expect(page.locator("figure")).to_have_count(2)
@@ -234,8 +248,7 @@ def test_a_picture_of_ones_own_is_classified(page: Any, client: TestClient, tmp_
     upload = base64.b64encode(file.read_bytes()).decode()
     actual = ask(client, "/api/image", run="pictures", upload=upload)
     expected = sorted((item["probability"] for item in actual["output"]["classes"]), reverse=True)
-    shown = page.locator(".bars td:last-child").all_inner_texts()
-    assert [float(item) for item in shown] == pytest.approx(expected, rel=1e-2)
+    assert shares(page.locator(".bars")) == pytest.approx(expected, rel=1e-2, abs=HUNDREDTH)
     number = page.get_by_label("Image of the validation split")
     expect(number).to_have_value("")  # an upload is none of them, so each can be chosen
     number.fill("1")

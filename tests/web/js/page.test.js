@@ -23,7 +23,7 @@ const { shown, spelled, visible } = await import(`${page}/dom.js`);
 const { csv, wrapped } = await import(`${page}/exports.js`);
 const { cellOf, coverages, greatestHead, limited, reordered, tellingCell } = await import(`${page}/fitting.js`);
 const { diagram, headDiagram, headOf, pathOf, sublayers } = await import(`${page}/flowlayout.js`);
-const { fillStory, goldCells, halfOf, lossStory, musicStory, nearShare, orderOf, outcomeOf, ownVoice, pictureStory, positionStory, wordsOf } = await import(`${page}/insights.js`);
+const { fillStory, goldCells, halfOf, lossStory, musicStory, nearShare, orderOf, outcomeOf, ownVoice, classStory, lookStory, positionStory, similarStory, wayTo, wordsOf } = await import(`${page}/insights.js`);
 const { mathml } = await import(`${page}/math.js`);
 const { strongest } = await import(`${page}/lines.js`);
 const { address, change, onChange, pageName, read } = await import(`${page}/state.js`);
@@ -292,8 +292,18 @@ test("half of the attention is counted from the greatest weight on", () => {
   assert.equal(halfOf([0.1, 0.6, 0.3]), 1);
   assert.equal(halfOf([0.25, 0.25, 0.25, 0.25]), 2);
   const classes = [{ label: "4", probability: 0.5 }];
-  assert.match(pictureStory(classes, "9", "Head 1", [1, 0]), /“4” \(50 %\), but it is “9”. Head 1 .* 1 of 2 patches/);
-  assert.match(pictureStory(classes, "4", "Head 1", [1, 0]), /which is right/);
+  assert.match(classStory(classes, "9"), /“4” \(50 %\), but it is “9”/);
+  assert.match(classStory(classes, "4"), /which is right/);
+  assert.equal(classStory([], "4"), "");
+  assert.match(lookStory("Head 1", [0, 0.3, 0.3, 0.4], -1, 2), /40 % .* one patch \(row 2, column 2\)\. Half of it is on 2 of 4/);
+  assert.match(lookStory("Head 1", [0, 0, 0, 1], 0, 2), /100 % .* \(1 row below, 1 column to the right\)\.$/);
+  assert.equal(wayTo(4, 4, 3), "the patch itself");
+});
+
+test("positions that are most similar to those around them show the grid", () => {
+  const near = Array.from({ length: 25 }, (_, at) => -Math.hypot(Math.floor(at / 5) - 2, (at % 5) - 2));
+  assert.match(similarStory(near, 12, 5), /8 most similar positions 8 lie around it \(2.7 by chance\): the positions show/);
+  assert.match(similarStory(near.map((value) => -value), 12, 5), /8 most similar positions 0 .* hardly show/);
 });
 
 test("a head that follows its voice has all its attention there", () => {
@@ -322,4 +332,13 @@ test("the story of masks counts the words that are put back", () => {
   const masks = [{ top, hidden: { piece: " dog", rank: 1 } }, { top, hidden: { piece: " tree", rank: 7 } }];
   assert.match(fillStory(masks, ["dog", "tree"]), /1 of 2 words: “dog” is its first choice \(60 %\); “tree” is number 7, after “dog”/);
   assert.match(fillStory([{ top, hidden: null }], [""]), /would write “dog”/);
+  assert.match(fillStory([masks[1], masks[1]], ["tree", "tree"]), /guesses other words: for “tree” it would write “dog”; “tree” is number 7/);
+});
+
+test("a mask is compared with its prediction from the words before it", () => {
+  const mask = (probability) => ({ top: [{ piece: " in", probability }], hidden: { piece: " in", rank: 1, probability } });
+  assert.match(fillStory([mask(0.6)], ["in"], mask(0.2)), /puts “in” back.* gets 20 % instead of 60 %: the words after it help/);
+  assert.match(fillStory([mask(0.2)], ["in"], mask(0.6)), /mislead/);
+  assert.match(fillStory([mask(0.5)], ["in"], mask(0.5)), /change little/);
+  assert.match(fillStory([mask(0.6)], ["in"]), /first choice \(60 %\)\.$/);
 });

@@ -1,7 +1,7 @@
 // Probabilities as bars: the tokens at a position, the classes of a picture, the words for a mask.
 
 import { LINES } from "./colour.js";
-import { element, escaped, html, nothing, render, shown, visible } from "./dom.js";
+import { element, escaped, html, nothing, percent, render, shown, visible } from "./dom.js";
 import { Figure } from "./figure.js";
 
 const ROW = 20; // the height of a bar and its gap in a file
@@ -19,7 +19,7 @@ export function barTable(bars, extra = "", full = 1) {
 }
 
 /** @param {Bar} bar @param {string} name @param {number} full */
-function barRow({ label, values, texts = values.map((value) => shown(value)), extra, strong }, name, full) {
+function barRow({ label, values, texts = values.map(percent), extra, strong }, name, full) {
   const words = typeof label === "string" ? visible(label) : label;
   // A property, because the content security policy refuses style attributes.
   const level = (value, at) => html`<span class="level ${at ? "second" : ""}" .style=${`width: ${((100 * value) / full).toFixed(1)}%`}></span>`;
@@ -70,7 +70,7 @@ export class Bars extends Figure {
     const full = this.full();
     const left = 14 + 7.4 * Math.max(4, ...bars.map(({ label }) => visible(label).length));
     const tall = ROW * series.length;
-    const rows = bars.map(({ label, values, texts = values.map((value) => shown(value)) }, row) => {
+    const rows = bars.map(({ label, values, texts = values.map(percent) }, row) => {
       const y = row * (tall + 4);
       const drawn = values.map((value, at) => {
         const [top, width] = [y + ROW * at, (260 * value) / full];

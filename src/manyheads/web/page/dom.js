@@ -114,6 +114,13 @@ export function shown(number, digits = 3) {
   return String(Number(number.toPrecision(digits + 1)));
 }
 
+/** A probability: 73.6 %, 0.12 %, < 0.01 %, > 99.9 %. */
+export function percent(share) {
+  if (share > 0 && share < 1e-4) return "< 0.01 %";
+  if (share < 1 && share >= 0.9995) return "> 99.9 %";
+  return `${Number(Number((100 * share).toPrecision(3)).toFixed(2))} %`;
+}
+
 /** A subword with visible whitespace. */
 export function visible(piece) {
   return piece === "" ? "∅" : piece.replace(/^ /, "·").replace(/\n/g, "⏎").replace(/\t/g, "⇥");

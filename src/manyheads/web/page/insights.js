@@ -1,6 +1,6 @@
 // One plain sentence for a page, computed from the numbers that it shows.
 
-import { shown } from "./dom.js";
+import { percent, shown } from "./dom.js";
 
 const LEAST = 0.3; // a smaller weight aligns no words
 const SPECIAL = /^<[^<>]*>$/; // </s>
@@ -113,17 +113,56 @@ export function halfOf(weights) {
 }
 
 /**
- * What the model makes of a picture, and how narrowly the map on screen looks.
+ * The class that the model finds, and whether it is right; empty without classes.
  * @param {{label: string, probability: number}[]} classes likeliest first @param {string|undefined} label the true class
- * @param {string} who looks @param {ArrayLike<number>} weights
  */
-export function pictureStory(classes, label, who, weights) {
-  const [best] = classes;
-  const half = halfOf(weights);
-  const look = `${who} puts half of its attention on ${half} of ${weights.length} patches.`;
-  if (!best) return look;
+export function classStory([best], label) {
+  if (!best) return "";
   const judged = label === undefined ? "" : best.label === label ? ", which is right" : `, but it is “${label}”`;
-  return `The model takes the picture for “${best.label}” (${shown(100 * best.probability, 2)} %)${judged}. ${look}`;
+  return `The model takes the picture for “${best.label}” (${percent(best.probability)})${judged}.`;
+}
+
+/** A patch in words. @param {number} at @param {number} side patches in a row */
+export const patchName = (at, side) => `row ${Math.floor(at / side) + 1}, column ${(at % side) + 1}`;
+
+/** Where a patch lies from another one: 4 rows below, 1 column to the right. @param {number} from @param {number} to @param {number} side */
+export function wayTo(from, to, side) {
+  const [rows, columns] = [Math.floor(to / side) - Math.floor(from / side), (to % side) - (from % side)];
+  const steps = (count, unit) => `${Math.abs(count)} ${unit}${Math.abs(count) === 1 ? "" : "s"}`;
+  const way = [];
+  if (rows) way.push(`${steps(rows, "row")} ${rows > 0 ? "below" : "above"}`);
+  if (columns) way.push(`${steps(columns, "column")} to the ${columns > 0 ? "right" : "left"}`);
+  return way.join(", ") || "the patch itself";
+}
+
+/**
+ * Where a map over the patches looks: its greatest weight, and how many patches hold half of all.
+ * @param {string} who looks @param {ArrayLike<number>} weights of the patches @param {number} query the patch that looks, −1 for none
+ * @param {number} side patches in a row
+ */
+export function lookStory(who, weights, query, side) {
+  const all = Array.from(weights);
+  const best = all.indexOf(Math.max(...all));
+  const half = halfOf(all);
+  const where = query < 0 ? patchName(best, side) : wayTo(query, best, side);
+  const rest = half > 1 ? ` Half of it is on ${half} of ${all.length} patches.` : "";
+  return `${who} puts ${percent(all[best])} of its attention on one patch (${where}).${rest}`;
+}
+
+/**
+ * Whether the positions that are most similar to that of a patch are those around it.
+ * @param {ArrayLike<number>} cosines with each patch @param {number} query the patch, −1 for none @param {number} side patches in a row
+ */
+export function similarStory(cosines, query, side) {
+  if (query < 0) return "Choose a patch to compare its position with all others.";
+  const [row, column] = [Math.floor(query / side), query % side];
+  const isNear = (at) => Math.abs(Math.floor(at / side) - row) <= 1 && Math.abs((at % side) - column) <= 1;
+  const others = Array.from(cosines, (value, at) => ({ value, at })).filter(({ at }) => at !== query).sort((one, other) => other.value - one.value);
+  const around = others.filter(({ at }) => isNear(at)).length;
+  const found = others.slice(0, around).filter(({ at }) => isNear(at)).length;
+  const usual = (around * around) / others.length;
+  const means = found > 2 * usual ? "the positions show the grid, although the model reads a sequence" : "the positions hardly show the grid";
+  return `The vector of ${patchName(query, side)} is most similar to that of ${patchName(others[0].at, side)} (cosine ${shown(others[0].value, 1)}). Of the ${around} most similar positions ${found} ${found === 1 ? "lies" : "lie"} around it (${shown(usual, 1)} by chance): ${means}.`;
 }
 
 /**
@@ -149,14 +188,14 @@ export function ownVoice(rowOf, events, voices) {
  * @param {number} voices events of a time step, 0 if events have no grid @param {number} own share of the own voice
  */
 export function musicStory(who, distances, voices, own) {
-  const percent = (share) => `${Math.round(100 * share)} %`;
+  const rounded = (share) => `${Math.round(100 * share)} %`;
   if (voices) {
     const usual = 1 / voices;
     const means = own > 1.15 * usual ? "it follows the melody of each voice" : own < 0.87 * usual ? "it looks at the other voices, the harmony" : "it does not prefer a voice";
-    return `${who} puts ${percent(own)} of its attention to earlier events on the same voice (${percent(usual)} by chance): ${means}.`;
+    return `${who} puts ${rounded(own)} of its attention on earlier events of the same voice (${rounded(usual)} by chance): ${means}.`;
   }
   const back = Array.from(distances).reduce((best, weight, at) => (at > 0 && (best === 0 || weight > distances[best]) ? at : best), 0);
-  return back ? `${who} looks most at the event ${back} back: ${shown(100 * distances[back], 2)} % of its weight on average.` : `${who} has no earlier event to look at.`;
+  return back ? `${who} looks most at the event ${back} back: ${percent(distances[back])} of its weight on average.` : `${who} has no earlier event to look at.`;
 }
 
 /**
@@ -207,17 +246,39 @@ export function positionStory({ scheme, length, dim, grid, curves }, dots, { bas
 
 /**
  * Whether a masked language model puts back the words under its masks.
- * @param {{top: {piece: string, probability: number}[], hidden: {piece: string|null, rank: number|null}|null}[]} masks
- * @param {string[]} words under the masks, empty for a mask that hides none
+ * @typedef {{top: {piece: string, probability: number}[], hidden: {piece: string|null, rank: number|null, probability?: number|null}|null}} Mask
+ * @param {Mask[]} masks @param {string[]} words under the masks, empty for a mask that hides none
+ * @param {Mask|null} [before] the only mask, predicted from the words before it
  */
-export function fillStory(masks, words) {
-  const first = (mask) => `“${mask.top[0].piece.replace(/^##/, "").trim()}” (${shown(100 * mask.top[0].probability, 1)} %)`;
+export function fillStory(masks, words, before = null) {
+  const first = (mask) => `“${bare(mask.top[0].piece)}” (${percent(mask.top[0].probability)})`;
   const hiding = words.flatMap((word, at) => (word && masks[at].hidden ? [{ word, mask: masks[at], rank: masks[at].hidden.rank }] : []));
   if (!hiding.length) return `The model would write ${masks.map(first).join(" and ")}.`;
+  const guesses = ({ word, mask, rank }) => {
+    const best = mask.top.slice(0, 3).map(({ piece }) => `“${bare(piece)}”`).join(", ");
+    return `for “${word}” it would write ${best}; “${word}” is ${rank === null ? "not among its 1,000 best tokens" : `number ${rank}`}`;
+  };
+  if (hiding.length === 1) {
+    const [{ word, mask, rank }] = hiding;
+    const found = rank === 1 ? `The model puts “${word}” back: it is its first choice (${percent(mask.top[0].probability)}).` : `The model guesses another word: ${guesses(hiding[0])}.`;
+    return found + (before ? helpOf(word, mask, before) : "");
+  }
   const right = hiding.filter(({ rank }) => rank === 1).length;
+  if (!right) return `The model guesses other words: ${hiding.map(guesses).join("; ")}.`;
   const each = hiding.map(({ word, mask, rank }) => {
-    if (rank === 1) return `“${word}” is its first choice (${shown(100 * mask.top[0].probability, 2)} %)`;
+    if (rank === 1) return `“${word}” is its first choice (${percent(mask.top[0].probability)})`;
     return rank === null ? `“${word}” is not among its 1,000 best tokens, which begin with ${first(mask)}` : `“${word}” is number ${rank}, after ${first(mask)}`;
   });
-  return `The model puts back ${right} of ${hiding.length} word${hiding.length > 1 ? "s" : ""}: ${each.join("; ")}.`;
+  return `The model puts back ${right} of ${hiding.length} words: ${each.join("; ")}.`;
+}
+
+/** A token as a word: without its space or the sign of a continuation. @param {string} piece */
+const bare = (piece) => piece.replace(/^##/, "").trim();
+
+/** How much the words after a mask add to the probability of its word. @param {string} word @param {Mask} mask @param {Mask} before */
+function helpOf(word, mask, before) {
+  const [both, left] = [mask.hidden?.probability, before.hidden?.probability];
+  if (!both || !left) return "";
+  const means = both > 1.25 * left ? "the words after it help" : both < 0.8 * left ? "the words after it mislead here" : "the words after it change little";
+  return ` From the words before it only, “${word}” gets ${percent(left)} instead of ${percent(both)}: ${means}.`;
 }

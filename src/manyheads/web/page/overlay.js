@@ -86,6 +86,7 @@ export class Overlay extends Figure {
     const { image, values, side, opacity, query } = this.over;
     const { context, edge } = paintOver(this.canvas, SIZE, image, values, side, opacity);
     context.strokeStyle = "#8888";
+    context.lineWidth = Math.max(1, Math.ceil(SIZE / (this.canvas.clientWidth || SIZE))); // a thinner line may vanish where the canvas is scaled down
     context.beginPath();
     for (let line = 1; line < side; line++) {
       context.moveTo(edge(line) + 0.5, 0);

@@ -2,14 +2,15 @@
 
 import { post } from "../api.js";
 import { Bars } from "../bars.js";
-import { element, html, labelled, render, shown } from "../dom.js";
+import { element, html, labelled, percent, render } from "../dom.js";
 import { fill, textArea } from "../form.js";
 import { fillStory } from "../insights.js";
 import { definePage } from "../page.js";
 import { change, read } from "../state.js";
 
 const MASK = "[MASK]";
-const EXAMPLE = "The small dog sees the tree.";
+const EXAMPLE = { text: "Must Sophie rest near the forest in autumn?", mask: "6" }; // the words after the mask decide
+const MOST_MASKS = 16; // the server refuses more
 
 let screen = null;
 
@@ -31,14 +32,14 @@ export const { draw, keys } = definePage({
 });
 
 async function show({ run, state }, signal) {
-  const text = state.text ?? EXAMPLE;
+  const text = state.text ?? EXAMPLE.text;
   fill(screen.text, text);
   const words = parts(text);
   const places = words.flatMap(([, isWord], at) => (isWord ? [at] : []));
   const written = places.filter((at) => /^(\[mask\]|<mask>)$/i.test(words[at][0]));
-  // Default: the masks typed in the text, or two words, as subject and object of the example.
-  const two = written.length ? [] : [places[Math.floor(places.length / 3)], places.at(-1)];
-  const chosen = state.mask === undefined ? two : state.mask.split(" ").map((number) => places[Number(number)]);
+  // The example has a mask; a typed text has only those that are typed in it.
+  const numbers = state.mask ?? (state.text === undefined ? EXAMPLE.mask : "");
+  const chosen = numbers.split(" ").filter(Boolean).map((number) => places[Number(number)]);
   const masked = new Set([...written, ...chosen.filter((at) => at !== undefined)]);
   screen.best = new Map(); // the most probable word of each mask, by position
   render(buttons(words, places, masked, written), screen.words);
@@ -52,11 +53,22 @@ async function show({ run, state }, signal) {
   const inOrder = [...masked].sort((one, other) => one - other);
   const hidden = inOrder.map((at) => (written.includes(at) ? "" : words[at][0]));
   const prediction = await post("/api/fill", { run: run.name, text: maskedText, hidden }, signal);
+  const before = inOrder.length === 1 ? await fromBefore(run, words, places, inOrder[0], hidden[0], signal) : null;
   screen.best = new Map(inOrder.map((at, number) => [at, prediction.masks[number].top[0].piece]));
   render(buttons(words, places, masked, written), screen.words);
-  screen.insight.textContent = fillStory(prediction.masks, hidden);
+  screen.insight.textContent = fillStory(prediction.masks, hidden, before);
   screen.sentence.textContent = prediction.text;
-  screen.results.replaceChildren(...prediction.masks.map((one, at) => result(one, at, hidden[at])));
+  const results = prediction.masks.map((one, at) => result(one, hidden[at], { name: `fill-${at + 1}`, title: `Mask ${at + 1}${hidden[at] ? `, for “${hidden[at]}”` : ""}` }));
+  if (before) results.push(result(before, hidden[0], { name: "fill-before", title: "The same mask, with the words after it masked too" }));
+  screen.results.replaceChildren(...results);
+}
+
+/** The prediction for a mask from the words before it only: those after it are masked too. Null without such words. */
+async function fromBefore(run, words, places, mask, word, signal) {
+  const after = places.filter((at) => at > mask);
+  if (!after.length || after.length >= MOST_MASKS) return null;
+  const text = words.map(([part], at) => (at === mask || after.includes(at) ? MASK : part)).join("");
+  return (await post("/api/fill", { run: run.name, text, hidden: [word] }, signal)).masks[0];
 }
 
 function build() {
@@ -65,7 +77,7 @@ function build() {
     words: element("div", { class: "words", role: "group", "aria-label": "Words: Enter masks one", onkeydown: walk }),
     insight: element("p", { class: "insight" }),
     sentence: element("p", { class: "sentence", role: "status" }),
-    results: element("div", { class: "charts loose" }),
+    results: element("div", { class: "charts loose two" }),
   };
   return [labelled("Text", screen.text, "wide"), screen.insight, html`<div class="panel masking">${screen.words}${screen.sentence}</div>`, screen.results];
 }
@@ -85,7 +97,7 @@ function buttons(words, places, masked, written) {
 function toggle(number, places, masked) {
   const numbers = new Set([...masked].map((at) => places.indexOf(at)));
   if (!numbers.delete(number)) numbers.add(number);
-  change({ mask: namesOf(numbers), text: read().text ?? EXAMPLE });
+  change({ mask: namesOf(numbers), text: read().text ?? EXAMPLE.text });
 }
 
 /** "none" is the state without masks. */
@@ -109,18 +121,21 @@ function walk(event) {
   to.focus();
 }
 
-function result(prediction, at, word) {
-  const bars = new Bars({ name: `fill-${at + 1}`, relative: true });
+/** The most probable words for a mask, as bars. */
+function result(prediction, word, { name, title }) {
+  const bars = new Bars({ name, relative: true });
+  bars.root.dataset.fit = "";
   const { hidden } = prediction;
-  const rows = prediction.top.map(({ piece, probability }) => ({ label: piece, values: [probability], strong: piece === hidden?.piece }));
+  const row = (label, value, strong) => ({ label, values: [value], strong });
+  const rows = prediction.top.map(({ piece, probability }) => row(piece, probability, piece === hidden?.piece));
   // The hidden word has a row, even if it is not among the most probable ones.
-  if (hidden && hidden.rank > rows.length) rows.push({ label: hidden.piece, values: [hidden.probability], strong: true });
-  let note = "The longest bar is the most probable word.";
+  if (hidden && hidden.rank > rows.length) rows.push(row(hidden.piece, hidden.probability, true));
+  let note = `A full bar is ${percent(rows[0].values[0])}.`;
   if (word && hidden) {
     note += hidden.rank === null
       ? ` “${word}” is not a single token among the top 1,000.`
-      : ` “${word}” has rank ${hidden.rank}, with probability ${shown(hidden.probability)}.`;
+      : ` “${word}” has rank ${hidden.rank}.`;
   }
-  bars.show(rows, `Mask ${at + 1}${word ? `, for “${word}”` : ""}`, note);
+  bars.show(rows, title, note);
   return bars.root;
 }

@@ -6,7 +6,7 @@ import { button, element, html, labelled, numbered, select, tabs } from "../dom.
 import { base64, countInput, limited } from "../fitting.js";
 import { Overlay, pictureOf, SmallOverlays } from "../overlay.js";
 import { definePage } from "../page.js";
-import { pictureStory } from "../insights.js";
+import { classStory, lookStory, patchName, similarStory } from "../insights.js";
 import { change, read } from "../state.js";
 
 const MAP = "encoder.self";
@@ -51,10 +51,15 @@ function build() {
   return [screen.insight, html`<div class="looking">${screen.large.root}${screen.small.root}${screen.classes.root}</div>`];
 }
 
+const toPicture = (picture) => change({ picture, query: "", head: "" });
+
 function controlsOf(state, isUpload, trace) {
+  const at = isUpload ? -1 : limited(state.picture, 2 ** 31);
+  const step = (text, label, by) => button(html`<span aria-hidden="true">${text}</span><span class="unseen">${label}</span>`, () => toPicture(String(at + by)), { disabled: at + by < 0 || at + by >= (trace?.count ?? 2 ** 31) });
   const file = html`<input type="file" accept="image/png,image/jpeg" @change=${(event) => taken(event.target.files[0])} />`;
   const made = [
-    labelled("Image of the validation split", countInput(isUpload ? null : limited(state.picture, 2 ** 31), trace?.count, (picture) => change({ picture }))),
+    labelled("Image of the validation split", countInput(isUpload ? null : limited(state.picture, 2 ** 31), trace?.count, toPicture)),
+    html`<div class="steps" role="group" aria-label="Image">${step("‹", "Previous image", -1)}${step("›", "Next image", 1)}</div>`,
     labelled("Your own (PNG, JPEG)", file),
   ];
   if (!trace) return made;
@@ -67,7 +72,7 @@ function controlsOf(state, isUpload, trace) {
     tabs("View", views, state.view || "head", (view) => change({ view })),
     labelled("Opacity", html`<input type="range" min="0" max="100" .value=${state.opacity ?? "80"} @change=${faded} />`),
   );
-  const isWhole = queryOf(state, trace) < 0;
+  const isWhole = queryOf(state, trace) === -1 || (queryOf(state, trace) === null && trace.before > 0);
   made.push(button(trace.before ? "Class token as query" : "All patches as query", () => change({ query: "class" }), { pressed: isWhole }));
   return made;
 }
@@ -75,22 +80,36 @@ function controlsOf(state, isUpload, trace) {
 /** Default: the last layer. */
 const layerOf = (state, map) => limited(state.layer, map.layers, map.layers - 1);
 
-/** The query patch; −1, the default, is the class token, or the mean of all patches in a model without one. */
+/** The query patch in the URL; −1 is the class token, or the mean of all patches in a model without one. Null: none chosen. */
 function queryOf(state, trace) {
-  if (state.query === undefined || state.query === "class") return -1;
-  return limited(state.query, trace.side ** 2, -1);
+  if (state.query === "class") return -1;
+  return state.query === undefined || state.query === "" ? null : limited(state.query, trace.side ** 2, -1);
+}
+
+/** The patch with the greatest contrast: an edge of what is drawn. @param {import("../api.js").Tensor} pixels height, width, channels @param {number} side */
+function busiest({ shape: [height, width, channels], values }, side) {
+  const spreads = Array.from({ length: side * side }, (_, at) => {
+    const [top, left] = [Math.floor((Math.floor(at / side) * height) / side), Math.floor(((at % side) * width) / side)];
+    const inside = [];
+    for (let y = top; y < top + height / side; y++) {
+      for (let x = left; x < left + width / side; x++) inside.push(values[channels * (y * width + x)]);
+    }
+    const mean = inside.reduce((sum, value) => sum + value, 0) / inside.length;
+    return inside.reduce((sum, value) => sum + (value - mean) ** 2, 0);
+  });
+  return spreads.indexOf(Math.max(...spreads));
 }
 
 async function showTrace(trace, { state, isUpload }, signal) {
   const map = trace.maps.find((one) => one.name === MAP);
   const layer = layerOf(state, map);
-  const query = queryOf(state, trace);
   const of = (name, which = {}) => tensor(trace.trace, name, which, signal);
   const patches = trace.side ** 2 + trace.before;
   const all = map.layers * map.heads * patches ** 2 <= MOST_WEIGHTS;
   const layers = all ? Array.from({ length: map.layers }, (_, at) => at) : [layer];
   const [pixels, ...weights] = await Promise.all([of("image.pixels"), ...layers.map((at) => of(`${MAP}.weights`, { layer: at }))]);
   const image = pictureOf(pixels);
+  const query = queryOf(state, trace) ?? (trace.before ? -1 : busiest(pixels, trace.side));
   /** The query row of a square matrix, or the mean of all rows, without the class token. */
   const over = (values, offset = 0) => {
     const rowOf = (row) => values.subarray(offset + row * patches + trace.before, offset + (row + 1) * patches);
@@ -100,7 +119,7 @@ async function showTrace(trace, { state, isUpload }, signal) {
   };
   const opacity = limited(state.opacity, 101, 80) / 100;
   const shared = { image, side: trace.side, opacity };
-  const who = query >= 0 ? `row ${Math.floor(query / trace.side) + 1}, column ${(query % trace.side) + 1}` : trace.before ? "the class token" : "all patches (mean)";
+  const who = query >= 0 ? patchName(query, trace.side) : trace.before ? "the class token" : "all patches (mean)";
   const heads = layers.flatMap((at, number) =>
     Array.from({ length: map.heads }, (_, head) => ({ layer: at, head, label: `head ${at + 1}·${head + 1}`, values: over(weights[number].values, head * patches ** 2) })),
   );
@@ -108,9 +127,10 @@ async function showTrace(trace, { state, isUpload }, signal) {
   // The first state is the head that looks most narrowly.
   const head = state.head === undefined ? ofLayer.reduce((best, one) => (Math.max(...one.values) > Math.max(...best.values) ? one : best)).head : limited(state.head, map.heads);
   const view = state.view || "head";
-  let [title, values, what, name] = [`Layer ${layer + 1}, head ${head + 1}: attention of ${who}`, ofLayer[head].values, "weight", `Head ${head + 1} of layer ${layer + 1}`];
+  const from = query >= 0 ? `, from ${who} (blue frame),` : trace.before ? ", from the class token," : ", over all patches,";
+  let [title, values, what, name] = [`Layer ${layer + 1}, head ${head + 1}: attention of ${who}`, ofLayer[head].values, "weight", `Head ${head + 1} of layer ${layer + 1}${from}`];
   if (view === "rollout" && map.rollout) {
-    [title, values, what, name] = [`Rollout over layers 1 to ${layer + 1}: sources of ${who}`, over((await of(`${MAP}.rollout`, { layer })).values), "share", `The rollout over ${layer + 1} layers`];
+    [title, values, what, name] = [`Rollout over layers 1 to ${layer + 1}: sources of ${who}`, over((await of(`${MAP}.rollout`, { layer })).values), "share", `The rollout over ${layer + 1} layers${from}`];
   } else if (view === "positions" && trace.tensors.includes("positions.similarity")) {
     [title, values, what] = [`Position similarity with ${who} (cosine)`, over((await of("positions.similarity")).values), "cosine"];
   }
@@ -119,13 +139,14 @@ async function showTrace(trace, { state, isUpload }, signal) {
   const chosen = view === "head" ? heads.indexOf(ofLayer[head]) : -1;
   screen.small.show({ ...shared, across: map.heads, name: "image-heads", title: all ? "All heads, a row for each layer" : `All heads of layer ${layer + 1}` }, heads, chosen);
   const classes = [...trace.output.classes].sort((one, other) => other.probability - one.probability).slice(0, MOST_CLASSES);
-  screen.insight.textContent = pictureStory(classes, trace.label, name, what === "cosine" ? ofLayer[head].values : values);
-  const from = isUpload ? upload.name : `Image ${limited(state.picture, 2 ** 31) + 1} of ${trace.count}, class “${trace.label}”`;
+  const looks = what === "cosine" ? similarStory(values, query, trace.side) : lookStory(name, values, query, trace.side);
+  screen.insight.textContent = what === "cosine" ? looks : `${classStory(classes, trace.label)} ${looks}`.trim();
+  const source = isUpload ? upload.name : `Image ${limited(state.picture, 2 ** 31) + 1} of ${trace.count}, class “${trace.label}”`;
   const lost = state.picture === "upload" && !isUpload ? " The page has lost the uploaded file: choose it again." : "";
   screen.classes.show(
     classes.map(({ label, probability }) => ({ label, values: [probability], strong: label === trace.label })),
     classes.length ? "Classes" : "The model has no classes",
-    `${from}; ${trace.size} × ${trace.size} pixels in ${trace.side} × ${trace.side} patches. Each map is as bright as its greatest weight allows.${lost}`,
+    `${source}; ${trace.size} × ${trace.size} pixels in ${trace.side} × ${trace.side} patches. Each map is as bright as its greatest weight allows.${lost}`,
   );
 }
 
@@ -135,7 +156,7 @@ async function taken(file) {
   // If the browser cannot decode the file, the server reports the error.
   const sent = file.size > MOST_BYTES ? await smaller(file).catch(() => file) : file;
   upload = { name: file.name, content: await base64(sent) };
-  change({ picture: "upload", query: "" });
+  change({ picture: "upload", query: "", head: "" });
 }
 
 async function smaller(file) {
