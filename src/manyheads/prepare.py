@@ -23,7 +23,7 @@ from manyheads.data.shards import FORMAT, open_shard, verify, write_shards
 from manyheads.data.translation import FilesData
 from manyheads.decode.beam import SpecialTokens
 from manyheads.errors import UserError
-from manyheads.fileio import PARTIAL, drop_partials, read_json, write_json
+from manyheads.fileio import PARTIAL, check_sum_of, drop_partials, read_json, write_json
 from manyheads.run import TOKENIZER, Run, differences, make_folder, make_tokenizer
 from manyheads.sizing import fit_to_data
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -73,6 +73,7 @@ def prepare_data(run: Run, out: Path, workers: int, report: Callable[[str], None
         "tokens": run.tokens and dump(run.tokens),
         "target_tokens": run.target_tokens and dump(run.target_tokens),
         "ends": ends,
+        "tokenizer": check_sum_of(out / TOKENIZER),
         "splits": checksums,
         "request": request,
     }

@@ -209,7 +209,9 @@ def test_another_corpus_or_setting_is_refused(tmp_path: Path) -> None:
     assert "something else" in refusal(UserError, prepare_data, run, full, 1, quietly)
 
 
-@pytest.mark.parametrize("harm", ["truncate", "replace", "flip", "missing", "rows", "starts"])
+@pytest.mark.parametrize(
+    "harm", ["truncate", "replace", "flip", "missing", "rows", "starts", "tokenizer"]
+)
 def test_a_damaged_shard_is_one_line(tmp_path: Path, harm: str) -> None:
     settings = text_corpus(tmp_path / "corpus", "text")
     data = tmp_path / "data"
@@ -223,7 +225,10 @@ def test_a_damaged_shard_is_one_line(tmp_path: Path, harm: str) -> None:
         shard.write_bytes(content)
         assert "00001" in refusal(DataError, prepare_data, run, data, 1, quietly)
         return
-    if harm == "missing":
+    if harm == "tokenizer":
+        shard = data / "tokenizer.json"
+        shard.write_text(shard.read_text("utf-8").replace("red", "der"), "utf-8")
+    elif harm == "missing":
         shard.unlink()
     elif harm in ("rows", "starts"):  # a key of the facts; the name of an array
         shard.write_bytes(content.replace(harm.encode(), b"x" * len(harm)))
@@ -231,7 +236,7 @@ def test_a_damaged_shard_is_one_line(tmp_path: Path, harm: str) -> None:
         shard.write_bytes(content[:-8] if harm == "truncate" else b"pickle" * 9)
     read = read_recipe("language", [f"data.folder={data}"]).data
     assert read is not None
-    assert "00001.safetensors" in refusal(DataError, read.read, "train")
+    assert shard.name in refusal(DataError, read.read, "train")
 
 
 @pytest.mark.parametrize("name", [prepared.INDEX, prepare.PROGRESS])

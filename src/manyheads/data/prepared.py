@@ -33,7 +33,7 @@ from manyheads.data.language import (
 from manyheads.data.shards import FORMAT, Column, Facts, Job, Mapped, open_shard
 from manyheads.data.translation import Batch, Corpus, EncodedPairs, FilesData, Frame
 from manyheads.errors import DataError, UserError
-from manyheads.fileio import read_json, replace_file
+from manyheads.fileio import check_sum_of, read_json, replace_file
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 INDEX, TOKENIZER = "index.json", "tokenizer.json"
@@ -55,6 +55,7 @@ class Index:
     tokens: dict[str, Any] | None  # None: the tokenizer of another run
     target_tokens: dict[str, Any] | None
     ends: bool
+    tokenizer: str  # its checksum
     splits: dict[str, list[str]]  # checksums of shards
     request: dict[str, Any]  # the settings of the command
 
@@ -83,6 +84,8 @@ class Shards:
 
     def __init__(self, index: Index, split: str) -> None:
         self.index, self.name = index, f"{index.folder} ({split})"
+        if check_sum_of(index.folder / TOKENIZER) != index.tokenizer:
+            raise DataError(f"{index.folder / TOKENIZER} has changed: prepare the data again")
         checksums = index.splits[split]
         self.paths = [shard_path(index.folder, split, n) for n in range(len(checksums))]
         self.digest = digest_of(prefix=" ".join(checksums))
