@@ -77,6 +77,13 @@ def write_lines(path: Path, lines: list[str]) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
+def test_resamples_without_a_match_have_a_confidence_interval() -> None:
+    hypotheses = ["the dog sees the tree now", *["zz"] * 14]
+    references = ["the dog sees the tree", *["qq ww ee rr"] * 14]
+    scores = translation_scores(hypotheses, references, "13a", METRICS, confidence=True)
+    assert all(scores[f"{name}_ci"] > 0 for name in METRICS)
+
+
 def test_confidence_and_paired_test_are_those_of_the_sacrebleu_command(tmp_path: Path) -> None:
     """TER, chrF++, two references, bootstrap intervals, and p against a baseline."""
     hypotheses = [*HYPOTHESES[:3], "Nein."] * 5

@@ -146,6 +146,8 @@ def translation_scores(
     signatures = {}
     samples = RESAMPLES if confidence else 1
     for name, metric in make_metrics(names, tokenize).items():
+        if confidence:
+            _return_zero_as_int(metric)
         result = metric.corpus_score(list(hypotheses), by_reference(lists), n_bootstrap=samples)
         scores[name] = result.score
         if confidence:
@@ -153,6 +155,18 @@ def translation_scores(
         signatures[name] = str(metric.get_signature())
     exact = sum(h in texts for h, texts in zip(hypotheses, lists, strict=True))
     return scores | {"exact_match": exact / len(references), "signature": signatures}
+
+
+def _return_zero_as_int(metric: Any) -> None:
+    """sacreBLEU cannot average float32 with the float 0.0 of resamples without a match."""
+    compute = metric._compute_score_from_stats
+
+    def with_zero(stats: Any) -> Any:
+        result = compute(stats)
+        result.score = result.score or 0
+        return result
+
+    metric._compute_score_from_stats = with_zero
 
 
 def paired_scores(
