@@ -77,7 +77,7 @@ def test_keys_step_through_boxes_layers_and_heads(page: Any) -> None:
     expect(page.locator(":focus")).to_have_id("box-decoder.self.masked")
 
 
-def test_a_link_leads_to_the_same_box(page: Any) -> None:
+def test_a_link_leads_to_the_same_box(page: Any, address: str) -> None:
     """Opened by Enter; in its map the keys that step through boxes walk over cells."""
     visit(page, f"{FLOW}&layer=1")
     page.get_by_role("button", name="Open Layer 2, feed-forward of the encoder").focus()
@@ -86,8 +86,10 @@ def test_a_link_leads_to_the_same_box(page: Any) -> None:
     expect(title).to_contain_text("Hidden Encoder, layer 2 of 2")
     settled(page)
     page.locator(".plane > canvas").focus()
-    page.keyboard.press("ArrowDown")
-    expect(page).to_have_url(re.compile("cell=1%2C0"))
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowUp")
+    rows, units = numbers(address, "encoder.feedforward.hidden", layer=1).shape
+    expect(page).to_have_url(re.compile(f"cell={rows - 2}%2C{units - 1}$"))
     expect(title).to_contain_text("Hidden")
     readout = page.locator(".heatmap .readout").inner_text()
     terms = page.locator(".origin small")  # requested after the page is drawn
@@ -207,6 +209,44 @@ def test_a_cell_shows_the_sum_that_makes_it(page: Any, address: str) -> None:
         "number => Math.abs(document.querySelector('.origin output').textContent - number) < 1e-4",
         arg=float(scores[1, 3]),
     )
+
+
+def test_a_query_and_a_key_stay_from_box_to_box(page: Any) -> None:
+    """From weights to the mix, whose rows are queries, and to the scores of the same pair."""
+    visit(page, f"{FLOW}&box=decoder.cross.weights&layer=1&head=1&cell=1,2")
+    cell = page.locator(".origin small span").first
+    pair = cell.inner_text()
+    page.locator("[id='box-decoder.cross.mix']").click()
+    expect(page.locator(".openbox > h2")).to_contain_text("Mix")
+    settled(page)
+    assert page.locator(".origin small span").first.inner_text().split(",")[0] == pair.split(",")[0]
+    page.locator("[id='box-decoder.cross.scores']").click()
+    expect(cell).to_have_text(pair)
+
+
+def test_the_outline_and_the_sum_follow_the_pointer(page: Any) -> None:
+    """The outline is on the cell of the read-out, whose own term is the first of the sum."""
+    visit(page, f"{FLOW}&box=decoder.cross.weights&layer=1&head=1&cell=1,2")
+    canvas = page.locator(".plane > canvas")
+    box = canvas.bounding_box()
+    columns = canvas.evaluate("one => one.width")
+    rows = canvas.evaluate("one => one.height")
+    place = {"x": box["width"] * 0.5 / columns, "y": box["height"] * 0.5 / rows}
+    canvas.hover(position=place)
+    cursor = page.locator(".heatmap .cursor").bounding_box()
+    assert abs(cursor["x"] - box["x"]) < 4
+    assert abs(cursor["y"] - box["y"]) < 4
+    label = page.locator(".heatmap .readout").inner_text().split("attends to “")[1].split("”")[0]
+    expect(page.locator(".origin small span").first).to_contain_text(f"column “{label}”")
+    expect(page.locator(".origin .terms th").first).to_have_text(label)
+
+
+def test_next_tokens_begin_where_the_model_is_least_certain(page: Any, address: str) -> None:
+    visit(page, f"{FLOW}&box=decoder.distribution")
+    chances = numbers(address, "decoder.distribution")
+    least = int((chances[:, 0] - chances[:, 1]).argmin())
+    expect(page.locator(".likeliest figcaption")).to_contain_text(f"position {least + 1},")
+    expect(page.locator(".openbox .insight").first).to_contain_text("Least certain")
 
 
 def test_zoom_from_model_to_head_by_keys(page: Any) -> None:

@@ -43,7 +43,9 @@ def test_every_step_shows_its_text_formula_and_view(page: Any) -> None:
             assert page.locator(".telling .math").evaluate(cut) <= 1, step["title"]
         if number + 1 < len(STEPS):
             page.locator("main").press("ArrowRight")
-    expect(page.get_by_role("button", name="Next")).to_be_disabled()
+    expect(page.get_by_role("button", name="Next")).to_have_count(0)
+    for name in ("Quiz", "Flow"):
+        expect(page.locator(".telling .next", has_text=name)).to_be_visible()
     page.locator("main").press("ArrowLeft")
     expect(page.locator(".telling h1")).to_have_text(STEPS[-2]["title"])
 
@@ -70,6 +72,36 @@ def test_keys_of_the_view_act_on_the_state_of_the_step(page: Any) -> None:
     expect(title).not_to_contain_text("mask")
     page.locator("main").press("m")
     expect(title).to_contain_text("Scores + mask")
+
+
+def test_steps_of_attention_follow_one_head_and_one_cell(page: Any) -> None:
+    """Before the scale a score is q · k; after it, as much smaller as √c says; then its weight."""
+    number = next(n for n, step in enumerate(STEPS) if step["title"] == "Scores")
+    seen = []
+    for at in range(number, number + 3):
+        visit(page, f"{PLACE}&stop={at}")
+        expect(page.locator(".openbox h2").first).to_contain_text("head 1")
+        expect(page.locator(".origin .total")).to_be_visible()
+        total = float(page.locator(".origin .total output").inner_text())
+        seen.append((page.locator(".origin small span").first.inner_text(), total))
+        readout = page.locator(".openbox .heatmap .readout").inner_text()
+        assert abs(float(readout.rsplit(" ", 1)[1]) - total) <= 1e-4 * max(1, abs(total))
+    (cell, product), (_, score), (_, weight) = seen
+    assert [where for where, _ in seen] == [cell] * 3
+    channels = float(
+        page.locator("[id='box-encoder.self.q']").get_attribute("aria-label").split()[-1]
+    )
+    assert abs(product / score - channels**0.5) < 1e-3
+    assert 0 < weight < 1
+
+
+def test_back_and_next_stay_in_place(page: Any) -> None:
+    places = set()
+    for at in range(len(STEPS) - 1):
+        visit(page, f"{PLACE}&stop={at}")
+        place = page.get_by_role("button", name="Next").bounding_box()
+        places.add((place["x"], place["y"]))
+    assert len(places) == 1
 
 
 def test_the_menu_shows_the_pages_that_fit_the_run(page: Any) -> None:

@@ -189,11 +189,11 @@ def save_activations(
 
 
 def _with_predicted_rows(column: Column, forward_pass: ForwardPass) -> Column:
-    """Label the rows of cross-attention maps with predicted tokens, as the Attention page does."""
+    """Label the queries of cross-attention with predicted tokens, as the Attention page does."""
     predicted, _ = forward_pass.sides.get(("decoder", "cross"), ([], []))
     layers = [
         replace(part, rows=tuple(predicted))
-        if part.name.startswith("decoder.cross.") and part.axes.endswith("t s")
+        if part.name.startswith("decoder.cross.") and part.axes in ("h t c", "h t s", "t s")
         else part
         for part in column.layers
     ]

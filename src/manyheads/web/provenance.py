@@ -32,7 +32,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Terms:
-    """Factors `left` · `right` with a label each, plus `added` numbers; `then` is applied last."""
+    """Factors `left` · `right` with a label each, plus `added` numbers; `then` is applied last.
+
+    `own` is the term of the cell itself: it is shown first, however small.
+    """
 
     rule: str
     left: Tensor
@@ -41,10 +44,14 @@ class Terms:
     added: tuple[tuple[str, float], ...] = ()
     then: str = ""
     result: float | None = None
+    own: int | None = None
 
     def json(self) -> dict[str, Any]:
         products = (self.left * self.right).double()
         order = products.abs().argsort(descending=True).tolist()
+        if self.own is not None:
+            order.remove(self.own)
+            order.insert(0, self.own)
         shown = order[:MOST_TERMS]
         numbers = (self.left.tolist(), self.right.tolist(), products.tolist())
         total = float(products.sum()) + sum(value for _, value in self.added)
@@ -254,7 +261,8 @@ class Provenance:
         labels = self._key_labels(len(row))
         total = share / float(shares.sum())
         then = f"{share:.4g} ÷ the sum"
-        return Terms(rule, shares, torch.ones_like(shares), labels, (), then, total)
+        ones = torch.ones_like(shares)
+        return Terms(rule, shares, ones, labels, (), then, total, self.cell.column)
 
     def _mix(self) -> Terms | None:
         weights, v, extra = self._part("weights"), self._part("v"), self._value("spread")

@@ -86,6 +86,40 @@ export function tellingCell(rows, columns, values) {
   return word ? [word.row, word.column] : reordered(values, columns.length);
 }
 
+/** Whether the cells of a box belong to a query and a key. @param {string} name of a box */
+export const isPair = (name) => /\.(scores|bias|mask|masked|weights)$/.test(name);
+
+/** The query and the key of a cell: a row of Q and of the mix is a query, one of K and V a key. @param {string} name of a box @param {[number, number]} cell @param {[number, number]} pair before @returns {[number, number]} */
+export function pairAt(name, [row, column], [query, key]) {
+  if (isPair(name)) return [row, column];
+  if (/\.(q|mix)$/.test(name)) return [row, key];
+  return /\.[kv]$/.test(name) ? [query, row] : [query, key];
+}
+
+/**
+ * The first cell of a box to show: the query and key of its attention; the most active hidden unit; of next tokens the position that is least certain.
+ * @param {string} name of a box @param {{shape: number[], values: ArrayLike<number>}|undefined} numbers @param {[number, number]} [pair]
+ * @returns {[number, number]}
+ */
+export function firstCell(name, numbers, pair) {
+  if (pair && isPair(name)) return pair;
+  if (!numbers) return [0, 0];
+  const [rows, columns] = numbers.shape;
+  const at = (row, column) => numbers.values[row * columns + column];
+  if (/\.(logits|distribution)$/.test(name)) {
+    const margins = Array.from({ length: rows }, (_, row) => (columns > 1 ? at(row, 0) - at(row, 1) : 0));
+    return [margins.indexOf(Math.min(...margins)), 0];
+  }
+  if (name.endsWith(".hidden")) {
+    const greatest = Array.from(numbers.values).reduce((most, value, cell, all) => (value > all[most] ? cell : most), 0);
+    return [Math.floor(greatest / columns), greatest % columns];
+  }
+  if (!pair || !/\.[qkv]$|\.mix$/.test(name)) return [0, 0];
+  const row = Math.min(rows - 1, pair[/\.[kv]$/.test(name) ? 1 : 0]);
+  const sizes = Array.from({ length: columns }, (_, column) => Math.abs(at(row, column)));
+  return [row, sizes.indexOf(Math.max(...sizes))];
+}
+
 /**
  * How well each head of cross-attention covers the words of the source: the mean over words of the greatest weight.
  * @param {{shape: number[], values: ArrayLike<number>}} maps layers, heads, queries, keys; bytes @param {string[]} tokens of the source

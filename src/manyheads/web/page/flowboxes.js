@@ -43,6 +43,9 @@ export function formatted(number, digits = 3) {
 /** The title of a stack. */
 export const nameOf = (column) => ({ encoder: "Encoder", decoder: "Decoder" })[column.name] ?? column.name;
 
+/** A text of at most `most` letters. */
+const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+
 /** A shape in letters and numbers: `t × d = 8 × 128`. */
 export const shapeOf = (box) => `${box.axes.split(" ").join(" × ")} = ${box.shape.join(" × ")}`;
 
@@ -187,7 +190,7 @@ export class FlowBoxes extends Figure {
     const tall = this.made.nodes[0].height - 22;
     const step = Math.ceil(rows.length / MOST_LABELS);
     return rows
-      .map((row, at) => (at % step ? "" : `<text class="row" data-token="${escaped(row)}" x="${x - 4}" y="${y + ((at + 0.5) * tall) / rows.length + 3.5}" font-size="10.5" text-anchor="end" fill="${colour("text")}">${escaped(visible(row).slice(0, 9))}</text>`))
+      .map((row, at) => (at % step ? "" : `<text class="row" data-token="${escaped(row)}" x="${x - 4}" y="${y + ((at + 0.5) * tall) / rows.length + 3.5}" font-size="10.5" text-anchor="end" fill="${colour("text")}">${escaped(cut(visible(row), 9))}</text>`))
       .join("");
   }
 

@@ -102,12 +102,13 @@ export class HeatMap extends Figure {
     const top = Math.min(110, 14 + letter * 0.75 * longest(columns));
     // Slanted labels of the last columns extend beyond the map.
     const right = Math.min(100, 14 + letter * 0.65 * longest(columns));
-    const fit = Math.floor((room - left - right) / columns.length);
+    const free = (room - left - right) / columns.length;
+    const fit = free < 1 ? Math.max(0.25, free) : Math.floor(free); // a wide map is drawn narrower than its pixels
     const staged = this.root.classList.contains("staged"); // as large as the window allows
     // A map grows with its card, as long as it fits the window.
     const largest = staged ? Math.floor((this.root.clientHeight - this.insight.offsetHeight - top - 66) / rows.length) : grown(this.largest, Math.floor((this.share * innerHeight) / rows.length));
     const few = rows.length <= 32 && columns.length <= 32; // words: cells may be wider than tall
-    const cell = Math.max(columns.length > 64 ? 1 : 3, Math.min(staged ? 2.2 * largest : few ? 2 * largest : largest, fit));
+    const cell = Math.max(columns.length > 64 ? 0.25 : 3, Math.min(staged ? 2.2 * largest : few ? 2 * largest : largest, fit));
     const flat = rows.length <= 10 || columns.length > 4 * rows.length;
     const tall = staged || (few && cell > largest) ? Math.min(cell, largest) : flat ? Math.max(cell, Math.min(20, Math.floor(400 / rows.length)) ) : cell;
     const most = staged ? Infinity : Math.max(2, Math.floor(this.tallest / rows.length));
@@ -133,6 +134,7 @@ export class HeatMap extends Figure {
   point(row, column) {
     if (this.pointed === `${row},${column}`) return;
     this.pointed = `${row},${column}`;
+    this.mark(row, column);
     this.tell(row, column);
     this.hover(row, column);
   }

@@ -1,6 +1,7 @@
 // One plain sentence for a page, computed from the numbers that it shows.
 
-import { percent, shown } from "./dom.js";
+import { percent, shown, visible } from "./dom.js";
+import { farthest, tellMove } from "./watchstory.js";
 
 const LEAST = 0.3; // a smaller weight aligns no words
 const SPECIAL = /^<[^<>]*>$/; // </s>
@@ -101,6 +102,35 @@ export function lossStory(records) {
   const same = train.findLast((record) => record.step <= last.step) ?? train[0];
   const gap = last.loss > 1.1 * same.loss ? "it is above training loss, so some of what is learned does not carry over" : "what the model learns carries over to unseen examples";
   return `${fell}; validation loss is ${number(last.loss)}${trend}: ${gap}.`;
+}
+
+/**
+ * What a map of the forward pass shows; empty where no sentence is computed.
+ * @param {{name: string, words: string[][]}} box @param {string[]} rows @param {string[]} columns @param {ArrayLike<number>} values row after row
+ * @param {number[]} at the chosen cell
+ */
+export function boxStory({ name, words }, rows, columns, values, [row, column]) {
+  const value = (query, key) => values[query * columns.length + key];
+  const best = (query) => columns.reduce((most, _, key) => (value(query, key) > value(query, most) ? key : most), 0);
+  const said = (label) => `“${visible(label)}”`;
+  const what = name.slice(name.lastIndexOf(".") + 1);
+  if (what === "weights") {
+    const word = farthest(rows, columns, value);
+    return word ? tellMove(word, rows, columns) : `${said(rows[row])} attends most to ${said(columns[best(row)])}: ${percent(value(row, best(row)))} of its weight.`;
+  }
+  if (what === "masked" && value(row, column) === -Infinity) return `${said(rows[row])} must not see ${said(columns[column])}, which comes later: the score is −∞, the weight 0.`;
+  if (what === "scores" || what === "masked") return `The query of ${said(rows[row])} fits the key of ${said(columns[best(row)])} best: ${shown(value(row, best(row)), 2)}.`;
+  if (what === "hidden" && Array.prototype.every.call(values, (one) => one >= 0)) {
+    const active = columns.filter((_, unit) => value(row, unit) > 0).length;
+    return `Of ${columns.length} hidden units, ${active} are active at ${said(rows[row])}; the others are 0.`;
+  }
+  if (what === "distribution" && columns.length > 1) {
+    const lead = (at) => value(at, 0) - value(at, 1);
+    const least = rows.reduce((most, _, at) => (lead(at) < lead(most) ? at : most), 0);
+    const [first, second] = words[least];
+    return `Least certain after ${said(rows[least])}: ${said(first)} has ${percent(value(least, 0))}, ${said(second)} ${percent(value(least, 1))}.`;
+  }
+  return "";
 }
 
 /** The number of patches that hold half of the attention. @param {ArrayLike<number>} weights */

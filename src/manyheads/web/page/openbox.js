@@ -4,6 +4,7 @@ import { Bars } from "./bars.js";
 import { afterPause, element, html, render, shown, visible } from "./dom.js";
 import { extent, formatted, groupOf, isStream, nameOf, shapeOf } from "./flowboxes.js";
 import { HeatMap } from "./heatmap.js";
+import { boxStory } from "./insights.js";
 import { formulas } from "./math.js";
 import { chips } from "./tokens.js";
 
@@ -15,6 +16,7 @@ export class OpenBox {
   constructor({ move, explain }) {
     this.explain = explain;
     this.title = element("h2");
+    this.insight = element("p", { class: "insight" });
     this.formula = element("p", { class: "formula" });
     this.facts = element("p", { class: "shape" });
     this.extra = element("div", { class: "controls" });
@@ -22,6 +24,7 @@ export class OpenBox {
       move: (row, column) => {
         move(row, column);
         this.likeliest(row);
+        this.tellStory(row, column);
       },
       largest: 20,
       share: 0.3,
@@ -35,24 +38,26 @@ export class OpenBox {
     this.root = element(
       "section",
       { class: "near openbox", "aria-label": "The opened box" },
-      ...[this.title, this.formula, this.facts, this.extra, this.pieces, this.bars.root, this.map.root, this.origin, this.code],
+      ...[this.title, this.insight, this.formula, this.facts, this.extra, this.pieces, this.bars.root, this.map.root, this.origin, this.code],
     );
   }
 
   /**
-   * @param {import("./flowlayout.js").Box} box @param {{layer: number, head: number, cell: [number, number], labels: Function}} how
+   * @param {import("./flowlayout.js").Box} box @param {{layer: number, head: number, cell: [number, number], labels: Function, isRaw: boolean}} how `isRaw`: the scores before the scale
    * @param {{numbers: any, beside: any}} of its tensor; for logits also the probabilities, and vice versa
    * @param {Record<string, {at: string, text: string}>} sources
    */
-  show(box, { layer, head, cell, labels }, { numbers, beside }, sources) {
+  show(box, { layer, head, cell, labels, isRaw }, { numbers, beside }, sources) {
     const { column } = box;
     const group = box.stage === "tokens" ? "Into the model" : groupOf(box, layer, column.layers);
     const inHead = box.axes.startsWith("h") ? `, head ${Math.min(head, column.heads - 1) + 1}` : "";
     const title = `${nameOf(column)}, ${group[0].toLowerCase()}${group.slice(1)}${inHead}`;
-    render(html`${box.title} <small>${title}</small>`, this.title);
+    render(html`${isRaw ? "Q Kᵀ, before the scale" : box.title} <small>${title}</small>`, this.title);
     this.formula.replaceChildren(...formulas(box.formula));
     if (box.stage === "tokens") this.map.root.hidden = true;
     this.box = box;
+    this.isRaw = isRaw;
+    this.insight.hidden = true;
     this.origin.hidden = true;
     this.pieces.hidden = box.stage !== "tokens";
     this.bars.root.hidden = box.words.length === 0;
@@ -76,6 +81,14 @@ export class OpenBox {
     this.trace(...this.map.at);
     this.content = { box, rows, numbers, beside };
     this.likeliest(this.map.at[0]);
+    this.tellStory(...this.map.at);
+  }
+
+  /** What there is to see at the chosen cell, in a sentence. */
+  tellStory(row, column) {
+    const { rows, columns } = this.labels;
+    this.insight.textContent = boxStory(this.box, rows, columns, this.content.numbers.values, [row, column]);
+    this.insight.hidden = this.insight.textContent === "";
   }
 
   /** Shows the most probable tokens at a position. */
@@ -86,7 +99,7 @@ export class OpenBox {
     const [chances, scores] = box.name.endsWith(".logits") ? [beside, numbers] : [numbers, beside];
     const bars = box.words[row].map((label, rank) => {
       const chance = chances.values[row * count + rank];
-      return { label, values: [chance], texts: [shown(chance, 5)], extra: scores.values[row * count + rank] };
+      return { label, values: [chance], texts: [chance < 0.001 ? "< 0.001" : shown(chance, 5)], extra: scores.values[row * count + rank] };
     });
     this.bars.name = `${box.name}-position-${row + 1}`;
     this.bars.show(bars, `Top ${count} tokens at position ${row + 1}, “${visible(rows[row])}”`);
@@ -100,8 +113,9 @@ export class OpenBox {
     this.origin.hidden = cell.total === undefined;
     if (this.origin.hidden) return;
     const { rows, columns } = this.labels;
-    const where = `row “${visible(rows[row])}”, column “${visible(columns[column])}”: ${cell.rule}`;
-    render(html`<h3>Where this number comes from<small> ${where}</small></h3>${termTable(cell)}`, this.origin);
+    const where = `row “${visible(rows[row])}”, column “${visible(columns[column])}”`;
+    const before = this.isRaw ? { ...cell, then: "", total: cell.sum } : cell;
+    render(html`<h3>Where this number comes from<small><span>${where}</span> <span>${cell.rule}</span></small></h3>${termTable(before)}`, this.origin);
   }
 }
 

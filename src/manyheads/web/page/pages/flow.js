@@ -3,7 +3,7 @@
 import { get, matrices, post, tensor } from "../api.js";
 import { html, labelled, numbered, select, tabs } from "../dom.js";
 import { describe } from "../exports.js";
-import { cellOf, coverages, greatestHead, limited, tellingCell } from "../fitting.js";
+import { cellOf, coverages, firstCell, greatestHead, isPair, limited, pairAt, tellingCell } from "../fitting.js";
 import { FlowBoxes } from "../flowboxes.js";
 import { TextAndTarget } from "../form.js";
 import { OpenBox } from "../openbox.js";
@@ -57,7 +57,11 @@ function build() {
     form: new TextAndTarget(),
     boxes: new FlowBoxes({ choose: (name, changes = {}) => openBox(name, changes) }),
     opened: new OpenBox({
-      move: (row, column) => change({ cell: `${row},${column}` }, { replace: true, quiet: true }),
+      move: (row, column) => {
+        const { now } = screen;
+        now.pair = now.pair && pairAt(now.box.name, [row, column], now.pair);
+        change({ cell: `${row},${column}`, pair: now.pair ? now.pair.join(",") : "" }, { replace: true, quiet: true });
+      },
       explain,
     }),
     cached: { key: "", numbers: new Map() },
@@ -70,9 +74,13 @@ function build() {
 function openBox(name, changes = {}, how = {}) {
   const inside = screen.now.boxes.find((one) => one.name === name)?.stage === "layer";
   const opened = inside && read().zoom === "model" ? { zoom: "" } : {};
-  const { layer, head } = screen.now;
-  change({ box: name, cell: "", layer: String(layer), head: String(head), ...opened, ...changes }, how);
+  const { layer, head, box, pair } = screen.now;
+  const kept = pair && placeOf(name) === placeOf(box.name) ? pair.join(",") : "";
+  change({ box: name, cell: "", pair: kept, layer: String(layer), head: String(head), ...opened, ...changes }, how);
 }
+
+/** The part of the model that a box is in: `decoder.cross`. */
+const placeOf = (name) => name.slice(0, name.lastIndexOf("."));
 
 /** The terms of a cell; requests of cells that the pointer has left are dropped. */
 async function explain(row, column) {
@@ -121,12 +129,37 @@ function firstHead(flow, state, heads) {
   return state.box === undefined && cross?.shape[3] === source.length ? greatestHead(coverages(cross, source)) : [0, 0];
 }
 
-/** Shows the chosen box in detail. Weights begin at a cell where word orders differ. */
-function open({ flow, box, layer, head }, state, numbers) {
+/** Shows the chosen box in detail. The boxes of an attention show the same query and key, at first where word orders differ. */
+function open(now, state, numbers) {
+  const { flow, boxes, box, layer, head } = now;
   const labels = labelsOf(flow);
-  const { values, shape } = numbers.get(box.name) ?? {};
-  const first = box.name.endsWith(".weights") ? tellingCell(labels(box.rows, shape[0]), labels(box.columns, shape[1]), values) : [0, 0];
-  screen.opened.show(box, { layer, head, cell: cellOf(state.cell, first), labels }, { numbers: numbers.get(box.name), beside: numbers.get(besideOf(box.name)) }, flow.code);
+  const weights = boxes.find((one) => one.name === `${placeOf(box.name)}.weights`);
+  now.pair = undefined;
+  if (weights) {
+    const { values, shape } = numbers.get(weights.name);
+    const chosenPair = isPair(box.name) ? (state.cell ?? state.pair) : state.pair;
+    const pair = cellOf(chosenPair, tellingCell(labels(weights.rows, shape[0]), labels(weights.columns, shape[1]), values));
+    now.pair = pair.map((one, side) => Math.min(one, shape[side] - 1));
+  }
+  const isRaw = state.scale === "no" && box.name.endsWith(".scores");
+  const shownNumbers = (isRaw && dotProducts(now, numbers)) || numbers.get(box.name);
+  const cell = cellOf(state.cell, firstCell(box.name, shownNumbers, now.pair));
+  const how = { layer, head, cell, labels, isRaw: shownNumbers !== numbers.get(box.name) };
+  screen.opened.show(box, how, { numbers: shownNumbers, beside: numbers.get(besideOf(box.name)) }, flow.code);
+}
+
+/** Q Kᵀ, the scores before the scale; null if the score is no dot product, or if heads share keys. */
+function dotProducts({ boxes, box }, numbers) {
+  const [q, k] = ["q", "k"].map((what) => boxes.find((one) => one.name === `${placeOf(box.name)}.${what}`));
+  if (!q || !k || q.shape[0] !== k.shape[0] || !box.formula.includes("√")) return null;
+  const [{ values: queries, shape: [rows, channels] }, { values: known, shape: [columns] }] = [numbers.get(q.name), numbers.get(k.name)];
+  const dot = (row, column) => {
+    let sum = 0;
+    for (let at = 0; at < channels; at++) sum += queries[row * channels + at] * known[column * channels + at];
+    return sum;
+  };
+  const values = Float32Array.from({ length: rows * columns }, (_, cell) => dot(Math.floor(cell / columns), cell % columns));
+  return { shape: [rows, columns], values };
 }
 
 /** Labels of rows and columns: the tokens of a stack, given labels, or numbers. */

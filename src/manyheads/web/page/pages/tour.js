@@ -42,15 +42,17 @@ function show(at, run, runs) {
   const step = steps[at];
   const formula = element("div", { class: "math" });
   if (step.formula) formula.append(stacked(coloured(step.formula)));
+  const last = at + 1 === steps.length;
   const way = (label, to, kind) => button(label, () => move(to), { disabled: to < 0 || to >= steps.length, kind });
   const link = (one, number) => html`<li><a href=${placeOf(number)} aria-current=${number === at ? "step" : nothing}>${one.title}</a></li>`;
   render(
     html`<p class="note">Step ${at + 1} of ${steps.length}</p>
       <nav class="progress" aria-label="Steps">${steps.map((one, number) => html`<a href=${placeOf(number)} title=${one.title} aria-label=${`Step ${number + 1}: ${one.title}`} class=${number < at ? "past" : ""} aria-current=${number === at ? "step" : nothing}></a>`)}</nav>
+      <div class="tools">${way("← Back", at - 1)}${last ? after(run.name) : way("Next →", at + 1, "primary")}</div>
+      <p class="stagetitle" aria-hidden="true">${at + 1}/${steps.length} ${step.title}</p>
       <h1>${step.title}</h1>
       <p class="prose">${step.text}</p>
       ${formula}
-      <div class="tools">${way("← Back", at - 1)}${way(at + 1 < steps.length ? `Next: ${steps[at + 1].title} →` : "Next →", at + 1, "primary")}</div>
       ${runs.length > 1 ? runChoice(runs, run.name) : nothing}
       <details><summary>All steps</summary><ol class="stops">${steps.map(link)}</ol></details>`,
     screen.text,
@@ -59,6 +61,9 @@ function show(at, run, runs) {
   screen.live.replaceChildren();
   Object.assign(screen, { at, run: run.name });
 }
+
+/** Where to go after the last step. */
+const after = (run) => ["quiz", "flow"].map((name) => html`<a class="next" href=${address(name, { run })}>${pageOf(name).title} →</a>`);
 
 /** A formula does not break into lines: it shrinks until it fits its column. */
 function fit(formula) {
