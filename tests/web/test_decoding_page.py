@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
 from tests.web.small_pages import SENTENCE
 from tests.web.test_page import (  # noqa: F401 (the fixtures)
     address,
@@ -17,6 +16,7 @@ from tests.web.test_page import (  # noqa: F401 (the fixtures)
     folder,
     page,
     pixels,
+    reads,
     save,
     settled,
     visit,
@@ -73,8 +73,8 @@ def test_another_word_is_chosen_and_the_rest_is_written_anew(
     expect(others).to_have_count(10)
     ten = reported(address, "/api/next", run="translator", text=SENTENCE, prefix=[], count=20)
     allowed = [item for item in ten["top"] if item["after"] > 0]
-    shown = [float(text.split("\t")[-1]) for text in others.all_inner_texts()]
-    assert np.allclose(shown, [item["before"] for item in allowed[:10]], rtol=1e-3)
+    for text, item in zip(others.all_inner_texts(), allowed, strict=False):
+        assert reads(text, item["before"])
     settled(page)
     others.nth(4).get_by_role("button").focus()
     page.keyboard.press("Enter")
@@ -105,7 +105,7 @@ def test_gold_stands_beside_the_map_of_an_own_sentence(
     # Another translation than the phrasebook's: its words are a choice, and have rings.
     page.get_by_role("button", name="Phrasebook words").click()
     gold = reported(address, "/api/gold", run="translator", text=pair.source)["pair"]
-    error = f"{100 * gold['errors']['weights'][1][0]:.4g} %"
+    error = f"{100 * gold['errors']['weights'][1][0]:.3g} %"
     expect(page.locator(".alignment .note").first).to_contain_text(error)
     rings = page.locator(".heatmap [data-ring]")
     expect(rings).to_have_count(len(pair.alignment))
@@ -154,7 +154,7 @@ def test_the_tree_shows_how_each_hypothesis_ends(page: Any, address: str) -> Non
         [end] = [node for node in ends if node["place"] == number]
         expect(row.get_by_role("button")).to_have_text(one["text"])
         expect(row).to_contain_text(f"ends at step {end['step']}")
-        expect(row).to_contain_text(f"score {one['score']:.4g}")
+        assert reads(row.inner_text(), one["score"])
     frame, box = page.locator(".beam .scroll").bounding_box(), None
     for box in (one.bounding_box() for one in page.locator("[data-state=ended] rect").all()):
         assert frame["x"] <= box["x"]
@@ -164,7 +164,47 @@ def test_the_tree_shows_how_each_hypothesis_ends(page: Any, address: str) -> Non
     expect(page.locator(".beam .readout")).to_contain_text("ended, result 1")
     page.get_by_label(re.compile("^Step")).focus()
     page.keyboard.press("Home")
-    expect(page.locator(".outcome")).to_contain_text("not finished at this step")
+    # The hypotheses that the beam extends, each with the token of its first step.
+    first = [one for one in actual["nodes"] if one["step"] == 1 and one["state"] == "kept"]
+    live = page.locator(".outcome .live")
+    expect(live).to_have_count(len(first))
+    for row, node in zip(live.all(), first, strict=True):
+        expect(row.get_by_role("button")).to_have_text(f"{node['piece'].strip()} …")
+        assert reads(row.inner_text(), node["score"])
+
+
+def test_the_chosen_token_is_read_next_to_the_tree(
+    page: Any,  # noqa: F811
+) -> None:
+    """Its line and the button are in the window, and the path to it is coloured."""
+    page.set_viewport_size({"width": 1280, "height": 800})
+    visit(page, f"/decode?{HERE}")
+    node = page.locator("[data-node][data-state=kept]").nth(4)
+    node.click()
+    expect(page.locator(".beam .readout")).to_contain_text("kept")
+    for part in (".beam .readout", ".beam .chosen button"):
+        box = page.locator(part).first.bounding_box()
+        assert box["y"] + box["height"] <= 800
+    chosen = page.locator('.tree path[stroke="#d55e00"]')
+    step = int(re.search("Step (\\d+)", page.locator(".beam .readout").inner_text())[1])  # type: ignore[index]
+    expect(chosen).to_have_count(step)
+
+
+def test_sampling_has_bars_of_its_own_where_it_differs(
+    page: Any,  # noqa: F811
+    address: str,  # noqa: F811
+) -> None:
+    answer = reported(address, "/api/next", run="translator", text=SENTENCE, prefix=[])
+    same = {**answer, "top": [{**one, "after": one["before"]} for one in answer["top"]]}
+    page.route("**/api/next", lambda route: route.fulfill(json=same))
+    visit(page, f"/decode?{HERE}")
+    expect(page.locator(".chances .key").first).to_be_hidden()
+    expect(page.locator(".chances tr").first.locator(".level")).to_have_count(1)
+    page.unroute("**/api/next")
+    page.get_by_label("Temperature").fill("2")
+    page.keyboard.press("Enter")
+    expect(page.locator(".chances tr").first.locator(".level")).to_have_count(2)
+    expect(page.locator(".chances .key").nth(1)).to_have_text("sampling")
 
 
 def test_the_tree_on_screen_is_the_search(
@@ -180,7 +220,7 @@ def test_the_tree_on_screen_is_the_search(
         states = page.locator("[data-node]").evaluate_all("all => all.map(n => n.dataset.state)")
         assert sorted(states[1:]) == sorted(node["state"] for node in actual["nodes"])
         scores = page.locator(".ways .note").all_inner_texts()
-        assert scores[1].endswith(f"score {actual['beam'][0]['score']:.4g}")
+        assert reads(scores[1], actual["beam"][0]["score"])
     with saved(page, ".beam", "CSV", tmp_path).open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [float(row["score"]) for row in rows] == [node["score"] for node in actual["nodes"]]
@@ -199,7 +239,10 @@ def test_keys_walk_the_tree_step_by_step(page: Any, address: str) -> None:  # no
     for key in ("ArrowRight", "ArrowDown"):
         page.keyboard.press(key)
     node = actual["nodes"][1]
-    expect(page.locator(".beam .readout")).to_contain_text(f"log P {node['log_probability']:.6g}")
+    expect(page.locator(".beam .readout")).to_contain_text("Step 1")
+    assert reads(
+        page.locator(".beam .readout").inner_text().split(", score")[0], node["log_probability"]
+    )
     expect(page).to_have_url(re.compile("node=1(&|$)"))
     settled(page)
     after = reported(
@@ -208,8 +251,8 @@ def test_keys_walk_the_tree_step_by_step(page: Any, address: str) -> None:  # no
     page.get_by_label("Top-k").fill("2")
     page.keyboard.press("Enter")
     numbers = page.locator(".chances tr").first.locator(".of")
-    expect(numbers.nth(1)).to_contain_text(f"{after['top'][0]['after']:.4g}"[:5])
     expect(page.locator(".chances tr").nth(2).locator(".of").nth(1)).to_have_text("removed")
+    assert reads(numbers.nth(1).inner_text(), after["top"][0]["after"])
     expect(page.locator(".chances")).to_contain_text("2 of 600 tokens")
     page.get_by_label(re.compile("^Step")).focus()
     page.keyboard.press("Home")

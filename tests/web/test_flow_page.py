@@ -11,7 +11,7 @@ from urllib.parse import quote
 import numpy as np
 from tests.web import test_page
 from tests.web.small_pages import SENTENCE
-from tests.web.test_page import INK, expect, pixels, save, settled, visit
+from tests.web.test_page import INK, expect, pixels, reads, save, settled, visit
 
 from manyheads.loading import load_torch_run
 
@@ -44,7 +44,7 @@ def test_a_box_shows_the_numbers_of_the_tensor(page: Any, address: str) -> None:
         pixels(page, "[id='box-decoder.cross.weights'] canvas")[..., :3], expected
     )
     readout = page.locator(".heatmap .readout").inner_text()
-    assert np.isclose(float(readout.rsplit(" ", 1)[1]), weights[1, 2], rtol=1e-4)
+    assert reads(readout, weights[1, 2])
     facts = page.locator(".openbox .shape").first.inner_text()
     least, greatest = re.search(r"from (\S+) to (\S+?)$", facts).groups()  # type: ignore[union-attr]
     assert np.allclose([float(least), float(greatest)], [weights.min(), weights.max()], rtol=1e-4)
@@ -106,9 +106,7 @@ def test_the_likeliest_tokens_of_the_chosen_position(page: Any, folder: Path, ad
     chances = numbers(address, "decoder.distribution")
     rows = page.locator(".likeliest tr")
     assert rows.count() == chances.shape[1] == 10
-    assert np.isclose(
-        float(rows.nth(0).locator("td").nth(1).inner_text()), chances[1, 0], rtol=1e-4
-    )
+    assert reads(rows.nth(0).locator("td").nth(1).inner_text(), chances[1, 0])
     page.locator(".plane > canvas").focus()
     page.keyboard.press("ArrowDown")
     expect(page.locator(".likeliest figcaption")).to_contain_text("position 3")
@@ -200,7 +198,7 @@ def test_a_cell_shows_the_sum_that_makes_it(page: Any, address: str) -> None:
     visit(page, f"{FLOW}&box=decoder.cross.scores&layer=1&head=1&cell=1,2")
     total = page.locator(".origin .total output")
     scores = numbers(address, "decoder.cross.scores", layer=1, head=1)
-    assert np.isclose(float(total.inner_text()), scores[1, 2], rtol=1e-4)
+    assert reads(total.inner_text(), scores[1, 2])
     page.locator(".plane > canvas").focus()
     page.keyboard.press("ArrowRight")
     expect(page.locator(".origin small")).to_contain_text("q · k")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 import shutil
 import threading
@@ -136,6 +137,19 @@ def requested(page: Any, address: str, **body: Any) -> dict[str, Any]:
     return actual
 
 
+def reads(text: str, value: float) -> bool:
+    """Whether a text ends in this number, as the page writes it: in three digits, or in percent."""
+    sign, digits, unit = re.findall(r"(< |> |\u2212)?(\d+(?:\.\d+)?(?:e\u2212\d+)?)( %)?", text)[-1]
+    if sign == "< ":
+        return 0 < value < 1e-4
+    if sign == "> ":
+        return 0.9995 <= value < 1
+    number = float(digits.replace("\u2212", "-")) * (0.01 if unit else 1)
+    last = 10.0 ** (math.floor(math.log10(abs(value) or 1)) - 2)
+    seen = -number if sign else number
+    return abs(seen - value) <= 0.51 * max(min(last, 1), 1e-4 if unit else 0)
+
+
 def weights(address: str, trace: str, name: str, layer: int, head: int) -> np.ndarray:
     place = f"{address}/api/trace/{trace}/tensor/{name}.weights?layer={layer}&head={head}"
     with urllib.request.urlopen(place) as answer:
@@ -203,7 +217,7 @@ def test_the_sweep_is_the_knock_out_of_every_head(page: Any, address: str) -> No
     )
     readout = page.locator(".split .stacked > .heatmap .readout")
     expect(readout).to_contain_text("head 2")
-    assert float(readout.inner_text().rsplit(" ", 1)[1]) == pytest.approx(without - full, abs=1e-4)
+    assert reads(readout.inner_text(), without - full)
     size = page.locator(".split .stacked > .heatmap canvas").first
     assert size.evaluate("c => [c.height, c.width]") == [6, 2]
 
@@ -252,7 +266,7 @@ def test_keys_alone_walk_the_page(page: Any, address: str) -> None:
     trace = requested(page, address, run="translator", text=SENTENCE)
     expected = weights(address, trace["trace"], "encoder.self", 0, 0)[1, 2]
     readout = page.locator(".heatmap .readout").inner_text()
-    assert float(readout.rsplit(" ", 1)[1]) == pytest.approx(expected, rel=1e-5)
+    assert reads(readout, expected)
     assert "cell=1%2C2" in page.url
     page.keyboard.press("]")
     expect(page.get_by_role("heading", name="Encoder, layer 1, head 2")).to_be_visible()

@@ -95,13 +95,13 @@ def test_positions_are_drawn_as_they_are(page: Any, client: TestClient) -> None:
     drawn = pixels(page, ".plane > canvas")[..., :3]
     assert np.array_equal(drawn, colours(added, float(added.min()), float(added.max())))
     readout = page.locator(".heatmap .readout").first
-    assert float(readout.inner_text().split()[-1]) == pytest.approx(float(added[3, 2]), rel=1e-4)
+    assert shared.reads(readout.inner_text(), float(added[3, 2]))
     page.locator(".plane > canvas").first.focus()
     before = readout.inner_text()
     page.keyboard.press("ArrowRight")
     expect(page).to_have_url(re.compile("cell=3%2C3"))
     expect(readout).not_to_have_text(before)
-    assert float(readout.inner_text().split()[-1]) == pytest.approx(float(added[3, 3]), rel=1e-4)
+    assert shared.reads(readout.inner_text(), float(added[3, 3]))
     page.get_by_label("Scheme").select_option("relative")
     settled(page)
     expect(page.get_by_text("Q Eᵀ: each query")).to_have_count(1)
@@ -140,15 +140,15 @@ def test_the_lens_shows_the_tokens_of_the_model(page: Any, client: TestClient) -
     readout = page.locator(".lens .readout")
     unsure = int(np.argmax(actual["entropy"][-1]))  # the first state
     first = actual["probabilities"][-1][unsure][0]
-    assert float(readout.inner_text().split()[-1]) == pytest.approx(first, rel=1e-4)
+    assert shared.reads(readout.inner_text(), first)
     page.locator(".lens table").focus()
     page.keyboard.press("End")
-    assert float(readout.inner_text().split()[-1]) == pytest.approx(chance, rel=1e-4)
+    assert shared.reads(readout.inner_text(), chance)
     for key in ("ArrowUp", "ArrowLeft", "ArrowLeft"):
         page.keyboard.press(key)
     assert f"cell=1%2C{len(actual['given']) - 3}" in page.url
     above = actual["probabilities"][1][-3]
-    assert float(readout.inner_text().split()[-1]) == pytest.approx(above[0], rel=1e-4)
+    assert shared.reads(readout.inner_text(), above[0])
     assert shares(page.locator(".bars")) == pytest.approx(above, rel=1e-2, abs=HUNDREDTH)
     assert b"<svg" in saved(page, page.locator(".lens"), "SVG")
 
@@ -218,17 +218,18 @@ def test_patches_are_coloured_by_their_weight(page: Any, client: TestClient) -> 
     drawn = np.array(page.locator(".overlay canvas").evaluate(MIDDLES, 4))
     assert np.abs(drawn.reshape(expected.shape) - expected).max() <= 3  # rounded twice
     readout = page.locator(".readout").first
-    first = float(readout.inner_text().split()[-1])  # the patch with the greatest weight
-    assert first == pytest.approx(float(row.max()), rel=1e-4)
+    assert shared.reads(
+        readout.inner_text(), float(row.max())
+    )  # the patch with the greatest weight
     page.locator(".overlay canvas").focus()
     for key in ("Home", "ArrowDown"):
         page.keyboard.press(key)
     page.keyboard.press("ArrowRight")
-    assert float(readout.inner_text().split()[-1]) == pytest.approx(float(row[5]), rel=1e-4)
+    assert shared.reads(readout.inner_text(), float(row[5]))
     page.keyboard.press("Enter")  # now this patch looks
     settled(page)
     assert "query=5" in page.url
-    assert float(readout.inner_text().split()[-1]) == pytest.approx(float(weights[6, 6]), rel=1e-4)
+    assert shared.reads(readout.inner_text(), float(weights[6, 6]))
     for view in ("Rollout", "Positions"):
         page.get_by_role("button", name=view).click()
         settled(page)
@@ -263,7 +264,7 @@ def test_arcs_lead_to_what_an_event_looks_at(page: Any, client: TestClient) -> N
     readout = page.locator(".roll .readout")
     best = int(row.argmax())
     reported = readout.inner_text().split("attends to ")[1].split(",")[0]
-    assert float(reported.split()[-1]) == pytest.approx(float(row[best]), rel=1e-2)
+    assert shared.reads(reported, float(row[best]))
     assert reported.startswith(str(best) if best else "the beginning")
     assert page.locator(".roll .arc").count() in (11, 12)
     page.locator(".roll [role=img]").focus()
@@ -274,7 +275,7 @@ def test_arcs_lead_to_what_an_event_looks_at(page: Any, client: TestClient) -> N
     far = tensor(client, actual["trace"], "decoder.self.distance")[1, 0]
     page.locator(".axes").first.focus()
     page.keyboard.press("Home")
-    assert float(chart.inner_text().split()[-1]) == pytest.approx(float(far[0]), rel=1e-3)
+    assert shared.reads(chart.inner_text(), float(far[0]))
     visit(
         page, "/music?run=chorales&begin=8&events=8&event=3"
     )  # events count from the piece's first

@@ -300,6 +300,7 @@ def _answer(built: BuiltScheme, length: int, key: list[Any], traces: Traces) -> 
         "scheme": built.kind,
         "formula": formulas.position(position, built.scores),
         "note": note,
+        "base": getattr(position, "base", None),
         "length": length,
         "trained": sizes.max_length,
         "dim": sizes.dim,

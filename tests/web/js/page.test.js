@@ -19,7 +19,7 @@ globalThis.history = {
 const page = "../../../src/manyheads/web/page";
 const { logTicks, smooth, ticks } = await import(`${page}/chart.js`);
 const { byteOf, css, LINES, NOTHING, rgb, scaleFor } = await import(`${page}/colour.js`);
-const { shown, spelled, visible } = await import(`${page}/dom.js`);
+const { exact, percent, shown, spelled, visible } = await import(`${page}/dom.js`);
 const { csv, wrapped } = await import(`${page}/exports.js`);
 const { cellOf, coverages, greatestHead, limited, reordered, tellingCell } = await import(`${page}/fitting.js`);
 const { diagram, headDiagram, headOf, pathOf, sublayers } = await import(`${page}/flowlayout.js`);
@@ -216,8 +216,11 @@ test("heads that cover the source, and the cell to begin with", () => {
 });
 
 test("numbers, subwords and files", () => {
-  assert.equal(shown(0.0773812), "0.07738");
-  assert.equal(shown(2.0561e-8), "2.056e-8");
+  assert.equal(shown(0.0773812), "0.0774");
+  assert.equal(shown(2.0561e-8), "2.06e−8");
+  assert.equal(shown(-1234.56), "−1235");
+  assert.equal(exact(-1234.5678), "−1234.57");
+  assert.deepEqual([0, 3e-5, 0.00123, 0.07361, 0.735686, 0.9995, 0.99996, 1].map(percent), ["0 %", "< 0.01 %", "0.12 %", "7.36 %", "73.6 %", "> 99.9 %", "> 99.9 %", "100 %"]);
   assert.equal(shown(null), "–");
   assert.equal(visible(" dog"), "·dog");
   assert.equal(visible(""), "∅");
@@ -266,7 +269,7 @@ test("the outcome names the step at which greedy search drops the best text", ()
   const node = (step, parent, piece, log_probability, rest = {}) => ({ step, parent, piece, log_probability, state: "kept", place: null, ...rest });
   const nodes = [node(1, -1, " jetzt", -0.5), node(1, -1, " dir", -0.9), node(2, 1, "</s>", -1, { state: "ended", place: 1 }), node(2, 0, "</s>", -2, { state: "ended", place: 2 })];
   const [best, other] = [{ text: "dir", score: -0.8 }, { text: "jetzt", score: -1.5 }];
-  assert.match(outcomeOf({ width: 2, nodes, greedy: [other], beam: [best, other] }), /at step 1 “dir” is only candidate 2.* -0.8 instead of -1.5/);
+  assert.match(outcomeOf({ width: 2, nodes, greedy: [other], beam: [best, other] }), /at step 1 “dir” is only candidate 2.* −0.8 instead of −1.5/);
   assert.match(outcomeOf({ width: 2, nodes, greedy: [best], beam: [best] }), /same text/);
   assert.match(outcomeOf({ width: 2, nodes, greedy: [best], beam: [other] }), /Greedy search finds a better/);
 });

@@ -48,7 +48,8 @@ export class Bars extends Figure {
     this.body = element("div", { class: "scroll" });
     this.note = element("p", { class: "note" });
     const key = series.map((one, at) => element("span", { class: `key${at ? " second" : ""}` }, one));
-    this.fill(...(series.length > 1 ? [element("p", { class: "note" }, ...key)] : []), this.body, this.note);
+    this.key = element("p", { class: "note", hidden: true }, ...key);
+    this.fill(this.key, this.body, this.note);
   }
 
   /**
@@ -58,7 +59,13 @@ export class Bars extends Figure {
     this.open(title);
     this.bars = bars;
     this.note.textContent = note;
+    this.key.hidden = this.shownSeries().length < 2;
     render(barTable(bars, this.extra, this.full()), this.body);
+  }
+
+  /** The names of the bars that rows have: all, or only the first ones. */
+  shownSeries() {
+    return this.series.slice(0, Math.max(1, ...this.bars.map(({ values }) => values.length)));
   }
 
   full() {
@@ -66,7 +73,7 @@ export class Bars extends Figure {
   }
 
   drawing() {
-    const { bars, series } = this;
+    const [bars, series] = [this.bars, this.shownSeries()];
     const full = this.full();
     const left = 14 + 7.4 * Math.max(4, ...bars.map(({ label }) => visible(label).length));
     const tall = ROW * series.length;
@@ -84,6 +91,6 @@ export class Bars extends Figure {
 
   table() {
     const more = this.extra ? [this.extra] : [];
-    return { columns: ["label", ...this.series, ...more], rows: this.bars.map(({ label, values, extra }) => [label, ...values, ...more.map(() => extra ?? "")]) };
+    return { columns: ["label", ...this.shownSeries(), ...more], rows: this.bars.map(({ label, values, extra }) => [label, ...values, ...more.map(() => extra ?? "")]) };
   }
 }

@@ -1,7 +1,7 @@
 // A line chart as SVG, linear or logarithmic; arrow keys move over its points.
 
 import { LINES } from "./colour.js";
-import { element, escaped, shown } from "./dom.js";
+import { element, escaped, exact, shown } from "./dom.js";
 import { Figure, onArrow } from "./figure.js";
 
 const MARGIN = { left: 62, right: 16, bottom: 42 };
@@ -92,7 +92,7 @@ export class Chart extends Figure {
   frame() {
     const lines = 1 + Math.max(0, ...this.legend().map(({ line }) => line));
     const { x, y, least } = this.ranges();
-    const labels = this.ticks(x, y, least).map((axis) => axis.map((tick) => LETTER * shown(tick).length));
+    const labels = this.ticks(x, y, least).map((axis) => axis.map((tick) => LETTER * exact(tick).length));
     const left = Math.max(MARGIN.left, 12 + Math.max(...labels[1]));
     return { ...this.size, ...MARGIN, left, right: Math.max(MARGIN.right, 4 + Math.max(...labels[0]) / 2), top: 10 + LINE * lines };
   }
@@ -125,7 +125,7 @@ export class Chart extends Figure {
     const step = this.steps[this.at];
     const readings = this.series.flatMap(({ name, points, mute }) => {
       const point = mute ? null : points.find(([x]) => x === step); // series may have different steps
-      return point ? [`${name} ${shown(point[1], 4)}`] : [];
+      return point ? [`${name} ${shown(point[1])}`] : [];
     });
     this.output.textContent = `${this.across} ${step}: ${readings.join(", ")}`;
   }
@@ -199,11 +199,11 @@ export class Chart extends Figure {
     const [across, up] = this.ticks(x, y, least);
     for (const tick of across) {
       parts.push(`<path class="grid" stroke="#8884" d="M${toX(tick)} ${top}V${height - bottom}"/>`);
-      parts.push(`<text x="${toX(tick)}" y="${height - bottom + 16}" text-anchor="middle">${shown(tick)}</text>`);
+      parts.push(`<text x="${toX(tick)}" y="${height - bottom + 16}" text-anchor="middle">${exact(tick)}</text>`);
     }
     for (const tick of up) {
       parts.push(`<path class="grid" stroke="#8884" d="M${left} ${toY(tick)}H${width - right}"/>`);
-      parts.push(`<text x="${left - 6}" y="${toY(tick) + 4}" text-anchor="end">${shown(tick)}</text>`);
+      parts.push(`<text x="${left - 6}" y="${toY(tick) + 4}" text-anchor="end">${exact(tick)}</text>`);
     }
     parts.push(`<text x="${(left + width - right) / 2}" y="${height - 6}" text-anchor="middle">${escaped(this.across)}</text>`);
     this.series.forEach(({ points, style, colour, faint }) => {

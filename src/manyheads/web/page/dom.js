@@ -106,13 +106,17 @@ export function identity(control) {
   return control.id || `${control.tagName} ${words}`;
 }
 
-/** Formats a number with `digits` + 1 significant digits: 0.07738, 96.03, 2.056e-8. */
-export function shown(number, digits = 3) {
+/** Formats a number with `digits` + 1 significant digits, and all of an integer part: 0.0774, −96, 1235, 2.06e−8. */
+export function shown(number, digits = 2) {
   if (number === null || number === undefined) return "–";
   const size = Math.abs(number);
-  if (size !== 0 && (size < 1e-4 || size >= 1e6)) return number.toExponential(digits).replace(/\.?0+e/, "e");
-  return String(Number(number.toPrecision(digits + 1)));
+  const isScientific = size !== 0 && (size < 1e-4 || size >= 1e6);
+  const plain = size >= 10 ** digits ? number.toFixed(0) : String(Number(number.toPrecision(digits + 1)));
+  return (isScientific ? number.toExponential(digits).replace(/\.?0+e/, "e") : plain).replaceAll("-", "−");
 }
+
+/** A number of a table: six significant digits. */
+export const exact = (number) => shown(number, 5);
 
 /** A probability: 73.6 %, 0.12 %, < 0.01 %, > 99.9 %. */
 export function percent(share) {
@@ -125,7 +129,6 @@ export function percent(share) {
 export function visible(piece) {
   return piece === "" ? "∅" : piece.replace(/^ /, "·").replace(/\n/g, "⏎").replace(/\t/g, "⇥");
 }
-
 
 /** Escapes control characters as \x01: tokens may have them, but SVG does not allow them. */
 export function spelled(text) {

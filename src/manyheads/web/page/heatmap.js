@@ -2,10 +2,11 @@
 // a read-out of the cell, and the same numbers as a table.
 
 import { byteOf, css, paint, scaleFor } from "./colour.js";
-import { element, escaped, shown, svgElement, visible } from "./dom.js";
+import { element, escaped, exact, shown, svgElement, visible } from "./dom.js";
 import { Figure, onArrow } from "./figure.js";
 
 const LETTER = 7.2; // the width of a letter of a label
+const TITLE = 16; // the room of the title of an axis
 const MOST_RECTANGLES = 64 * 64; // in a saved picture; above that the map is one image in it
 const MOST_IN_TABLE = 64 * 64;
 const RING = "#d55e00"; // contrast of 3 or more with both ends of the scale of weights
@@ -17,23 +18,26 @@ const RING = "#d55e00"; // contrast of 3 or more with both ends of the scale of 
  * @property {ArrayLike<number>} values row after row
  * @property {number} [low] @property {number} [high] the ends of the colour scale
  * @property {(row: string, column: string, value: string) => string} [says] a cell in words
+ * @property {(value: number) => string} [number] a value in the read-out: percent for weights
  * @property {[number, number][]} [rings] cells with a ring
+ * @property {string} [down] @property {string} [across] titles of the axes
  * @property {string} [insight] what there is to see, in a sentence
  */
 
 export class HeatMap extends Figure {
   /**
-   * @param {{move?: (row: number, column: number, how: {replace: boolean}) => void, hover?: (row: number, column: number) => void, largest?: number, tallest?: number, share?: number}} [how]
+   * @param {{move?: (row: number, column: number, how: {replace: boolean}) => void, hover?: (row: number, column: number) => void, largest?: number, tallest?: number, share?: number, square?: boolean}} [how]
    * called when the cursor moves (keys replace the last entry of the history), and when the pointer does; the largest side
-   * of a cell, and of the map's height; the share of the window's height up to which cells grow
+   * of a cell, and of the map's height; the share of the window's height up to which cells grow; `square`: cells are as wide as tall, where they fit
    */
-  constructor({ move = () => {}, hover = () => {}, largest = 34, tallest = Infinity, share = 0.42 } = {}) {
+  constructor({ move = () => {}, hover = () => {}, largest = 34, tallest = Infinity, share = 0.42, square = false } = {}) {
     super("heatmap");
     this.move = move;
     this.hover = hover;
     this.largest = largest;
     this.tallest = tallest;
     this.share = share;
+    this.square = square;
     this.at = [0, 0];
     /** @type {Required<Matrix>|null} */
     this.matrix = null;
@@ -71,7 +75,7 @@ export class HeatMap extends Figure {
   show(matrix, at = this.at) {
     this.open(matrix.title, matrix.insight);
     this.name = matrix.name;
-    this.matrix = { low: 0, high: 1, rings: [], says: (r, c, v) => `${r} → ${c}: ${v}`, insight: "", ...matrix };
+    this.matrix = { low: 0, high: 1, rings: [], number: shown, down: "", across: "", says: (r, c, v) => `${r} → ${c}: ${v}`, insight: "", ...matrix };
     const { rows, columns, values, low, high } = this.matrix;
     const bytes = new Uint16Array(values.length);
     this.scale = scaleFor(low, high);
@@ -98,15 +102,19 @@ export class HeatMap extends Figure {
     const { rows, columns } = this.matrix;
     const longest = (labels) => Math.max(1, ...labels.map((label) => visible(label).length));
     const letter = LETTER;
-    const left = Math.min(150, 12 + letter * longest(rows));
-    const top = Math.min(110, 14 + letter * 0.75 * longest(columns));
+    const left = Math.min(150, 12 + letter * longest(rows)) + (this.matrix.down ? TITLE : 0);
+    const top = Math.min(110, 14 + letter * 0.75 * longest(columns)) + (this.matrix.across ? TITLE : 0);
     // Slanted labels of the last columns extend beyond the map.
     const right = Math.min(100, 14 + letter * 0.65 * longest(columns));
     const free = (room - left - right) / columns.length;
     const fit = free < 1 ? Math.max(0.25, free) : Math.floor(free); // a wide map is drawn narrower than its pixels
     const staged = this.root.classList.contains("staged"); // as large as the window allows
     // A map grows with its card, as long as it fits the window.
-    const largest = staged ? Math.floor((this.root.clientHeight - this.insight.offsetHeight - top - 66) / rows.length) : grown(this.largest, Math.floor((this.share * innerHeight) / rows.length));
+    const largest = staged ? Math.floor((10 * (this.root.clientHeight - this.heading.offsetHeight - this.insight.offsetHeight - this.below.offsetHeight - top - 34)) / rows.length) / 10 : grown(this.largest, Math.floor((this.share * innerHeight) / rows.length));
+    if (this.square) {
+      const tall = Math.max(2, staged ? largest : Math.min(largest, Math.floor(this.tallest / rows.length)));
+      return { left, top, right, cell: Math.max(1, Math.min(tall, fit)), tall, letter };
+    }
     const few = rows.length <= 32 && columns.length <= 32; // words: cells may be wider than tall
     const cell = Math.max(columns.length > 64 ? 0.25 : 3, Math.min(staged ? 2.2 * largest : few ? 2 * largest : largest, fit));
     const flat = rows.length <= 10 || columns.length > 4 * rows.length;
@@ -171,9 +179,8 @@ export class HeatMap extends Figure {
   }
 
   tell(row, column) {
-    const { rows, columns, says } = this.matrix;
-    const number = shown(this.value(row, column), 5);
-    this.output.textContent = says(`“${visible(rows[row])}”`, `“${visible(columns[column])}”`, number);
+    const { rows, columns, says, number } = this.matrix;
+    this.output.textContent = says(`“${visible(rows[row])}”`, `“${visible(columns[column])}”`, number(this.value(row, column)));
   }
 
   toggleTable() {
@@ -195,7 +202,7 @@ export class HeatMap extends Figure {
         "tr",
         {},
         element("th", { scope: "row" }, visible(label)),
-        ...columns.map((_, column) => element("td", {}, shown(this.value(row, column)))),
+        ...columns.map((_, column) => element("td", {}, exact(this.value(row, column)))),
       ),
     );
     this.tablePlace.replaceChildren(element("table", {}, head, ...lines));
@@ -251,18 +258,21 @@ function ringsOf({ rings }, { left, top, cell, tall }) {
 }
 
 /** Labels of rows and columns as SVG; labels are thinned out if there are many. */
-function labelText({ rows, columns }, { left, top, cell, tall, letter }) {
-  const every = (size, count) => {
-    const least = (1.65 * letter) / size;
+function labelText({ rows, columns, down, across }, { left, top, cell, tall, letter }) {
+  const every = (size, count, wide) => {
+    const least = (wide * letter) / size;
     return least <= 1 ? 1 : ([2, 5, 10, 20, 50, 100].find((step) => step >= least) ?? count);
   };
+  const isNumbered = /^\d\d/.test(columns.at(-1) ?? ""); // slanted numbers need more room than words
   const text = (label) => escaped(visible(label).slice(0, 18));
   let inside = "";
-  for (let row = 0; row < rows.length; row += every(tall, rows.length)) {
+  if (across) inside += `<text x="${left + (cell * columns.length) / 2}" y="12" text-anchor="middle">${escaped(across)}</text>`;
+  if (down) inside += `<text transform="translate(12 ${top + (tall * rows.length) / 2}) rotate(-90)" text-anchor="middle">${escaped(down)}</text>`;
+  for (let row = 0; row < rows.length; row += every(tall, rows.length, 1.5)) {
     const y = top + row * tall + tall / 2 + 4;
     inside += `<text x="${left - 5}" y="${y}" text-anchor="end" data-token="${escaped(rows[row])}">${text(rows[row])}</text>`;
   }
-  for (let column = 0; column < columns.length; column += every(cell, columns.length)) {
+  for (let column = 0; column < columns.length; column += every(cell, columns.length, isNumbered ? 2.1 : 1.65)) {
     const x = left + column * cell + cell / 2 + 3;
     inside += `<text transform="translate(${x} ${top - 5}) rotate(-50)" data-token="${escaped(columns[column])}">${text(columns[column])}</text>`;
   }

@@ -61,6 +61,19 @@ export function orderOf(values, rows, columns) {
 }
 
 /**
+ * The token of the best result with the lowest rank among the candidates of its step; the first of several.
+ * @param {import("./tree.js").Candidate[]} nodes
+ */
+export function deciding(nodes) {
+  let lowest = { node: -1, rank: 0 };
+  for (let at = nodes.findIndex((one) => one.place === 1); at >= 0; at = nodes[at].parent) {
+    const rank = 1 + nodes.filter((one) => one.step === nodes[at].step && one.log_probability > nodes[at].log_probability).length;
+    if (rank >= lowest.rank) lowest = { node: at, rank };
+  }
+  return lowest;
+}
+
+/**
  * What the beam is good for, in one sentence: where greedy search drops the best result.
  * @param {{width: number, nodes: import("./tree.js").Candidate[], greedy: any[], beam: any[]}} result
  */
@@ -72,12 +85,10 @@ export function outcomeOf({ width, nodes, greedy: [greedy], beam: [best, second]
     return `Greedy search finds the same text: at every step the best candidate led to the best result.${close}`;
   }
   if (best.score < greedy.score) return `Greedy search finds a better text here: score ${shown(greedy.score)}; the beam pruned it and ends with ${shown(best.score)}.`;
-  let [step, rank, piece] = [0, 0, ""];
-  for (let node = nodes.find((one) => one.place === 1); node; node = nodes[node.parent]) {
-    const number = 1 + nodes.filter((one) => one.step === node.step && one.log_probability > node.log_probability).length;
-    if (number > rank) [step, rank, piece] = [node.step, number, node.state === "ended" ? "the end" : `“${node.piece.trim()}”`];
-  }
-  return `Greedy search misses the best text: at step ${step} ${piece} is only candidate ${rank}. The beam keeps it and ends with score ${shown(best.score)} instead of ${shown(greedy.score)}.`;
+  const { node, rank } = deciding(nodes);
+  const { step, state } = nodes[node];
+  const piece = state === "ended" ? "the end" : `“${nodes[node].piece.trim()}”`;
+  return `Greedy search misses the best text: at step ${step} ${piece} is only candidate ${rank}. The beam keeps it and ends with score ${shown(best.score)} instead of ${shown(greedy.score)}. A score is the opinion of the model: read both texts.`;
 }
 
 /**
@@ -252,15 +263,16 @@ export function nearShare(dots, count, grid = null) {
 /**
  * What a position scheme tells a model.
  * @param {{scheme: string, length: number, dim: number, grid: {columns: number, before: number}|null, curves: {name: string, points: [number, number][]}[]}} info
- * @param {ArrayLike<number>|null} dots of all pairs of positions @param {{base: number, isTrained: boolean}} how
+ * @param {ArrayLike<number>|null} dots of all pairs of positions @param {{base: number|null, isTrained: boolean}} how `base` of the wavelengths of a sinusoidal scheme
  */
 export function positionStory({ scheme, length, dim, grid, curves }, dots, { base, isTrained }) {
   if (dots) {
     const share = nearShare(dots, length, grid);
     const near = `${share === 1 ? `Every ${grid ? "patch" : "position"} is` : `${Math.round(100 * share)} % of the ${grid ? "patches" : "positions"} are`} most similar to ${grid ? "one around it" : "a neighbour"}`;
-    if (scheme === "sinusoidal" && !isTrained) return `The first channel repeats every ${shown(2 * Math.PI, 1)} positions, the last every ${Math.round(2 * Math.PI * base ** ((dim - 2) / dim)).toLocaleString("en")}, like the digits of a number. ${near}.`;
+    if (scheme === "sinusoidal" && base) return `The first channel repeats every ${shown(2 * Math.PI, 1)} positions, the last every ${Math.round(2 * Math.PI * base ** ((dim - 2) / dim)).toLocaleString("en")}, like the digits of a number. ${near}.`;
     if (scheme === "learned" && !isTrained) return `${near}: before training, the table does not know which positions are close.`;
-    return `${near}: ${share > 0.5 ? "the table tells near from far" : "the table hardly tells near from far"}.`;
+    if (scheme === "learned") return `${near}: ${share > 0.5 ? "training has taught the table which positions are close" : "training has hardly taught the table which positions are close"}.`;
+    return `${near}: ${share > 0.5 ? "the scheme tells near from far" : "the scheme hardly tells near from far"}.`;
   }
   const spans = curves.map(({ name, points }) => {
     const values = points.map(([, value]) => value);

@@ -75,7 +75,7 @@ export class LensTable extends Figure {
     cell.setAttribute("aria-selected", "true");
     if (document.activeElement === this.body) cell.scrollIntoView({ block: "nearest", inline: "nearest" });
     const { rows, given, tokens, values, what } = this.lens;
-    this.output.textContent = `${rows[layer]}, after “${visible(given[position])}”: “${visible(tokens[layer][position])}”, ${what} ${shown(values[layer][position], 5)}`;
+    this.output.textContent = `${rows[layer]}, after “${visible(given[position])}”: “${visible(tokens[layer][position])}”, ${what} ${shown(values[layer][position])}`;
     if (tell) this.move(layer, position);
   }
 

@@ -36,6 +36,7 @@ export function mathml(text) {
     }
     if (/^\d/.test(token)) return `<mn>${token}</mn>`;
     if (/^[A-Za-z]{2,}$/.test(token) && (/^\s/.test(tokens[at] ?? "") || /^\s/.test(tokens[at - 2] ?? "")) && !/^[({[_^]/.test(tokens[at] ?? "")) return `<mtext>${token}</mtext>`;
+    if (token === "a" && /^\s/.test(tokens[at] ?? "") && /^[a-z]{2,}$/.test(tokens[at + 1] ?? "")) return `<mtext>a</mtext>`; // the article
     if (/^[\p{L}∞]/u.test(token)) return `<mi>${token}</mi>`;
     return `<mo>${escaped(token)}</mo>`;
   }

@@ -1,7 +1,7 @@
 // One part of the forward pass: its numbers, shape, formula and code.
 
 import { Bars } from "./bars.js";
-import { afterPause, element, html, render, shown, visible } from "./dom.js";
+import { afterPause, element, html, render, percent, shown, visible } from "./dom.js";
 import { extent, formatted, groupOf, isStream, nameOf, shapeOf } from "./flowboxes.js";
 import { HeatMap } from "./heatmap.js";
 import { boxStory } from "./insights.js";
@@ -99,7 +99,7 @@ export class OpenBox {
     const [chances, scores] = box.name.endsWith(".logits") ? [beside, numbers] : [numbers, beside];
     const bars = box.words[row].map((label, rank) => {
       const chance = chances.values[row * count + rank];
-      return { label, values: [chance], texts: [chance < 0.001 ? "< 0.001" : shown(chance, 5)], extra: scores.values[row * count + rank] };
+      return { label, values: [chance], texts: [percent(chance)], extra: scores.values[row * count + rank] };
     });
     this.bars.name = `${box.name}-position-${row + 1}`;
     this.bars.show(bars, `Top ${count} tokens at position ${row + 1}, “${visible(rows[row])}”`);

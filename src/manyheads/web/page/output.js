@@ -1,7 +1,7 @@
 // The output of a model, and its output without some heads, side by side.
 
 import { barTable } from "./bars.js";
-import { html, nothing, shown, visible } from "./dom.js";
+import { html, nothing, percent, shown, visible } from "./dom.js";
 import { changed, marked } from "./tokens.js";
 
 /**
@@ -55,8 +55,8 @@ function bars(top, before) {
   return barTable(
     top.map(({ piece, probability }) => {
       const was = before?.find((one) => one.piece === piece)?.probability;
-      const earlier = before ? ` (${was === undefined ? "not in the top" : shown(was)})` : "";
-      return { label: piece, values: [probability], texts: [shown(probability) + earlier] };
+      const earlier = before ? ` (${was === undefined ? "not in the top" : percent(was)})` : "";
+      return { label: piece, values: [probability], texts: [percent(probability) + earlier] };
     }),
   );
 }
@@ -66,7 +66,7 @@ function words(output, before) {
   const parts = output.words.map((one, at) => {
     const { piece, probability } = one.top[0];
     const same = before === null || before.words[at]?.top[0].piece === piece;
-    const text = `${visible(piece)} ${shown(probability, 2)}`;
+    const text = `${visible(piece)} ${percent(probability)}`;
     return html`<li><span>${visible(one.piece)}</span> → ${same ? text : changed(text)}</li>`;
   });
   return html`<ol class="guesses">${parts}</ol>`;
@@ -74,6 +74,6 @@ function words(output, before) {
 
 function labels({ labels: names, scores }) {
   const rows = Array.isArray(scores[0]) ? scores : [scores];
-  const line = (one) => names.map((name, at) => `${name} ${shown(one[at])}`).join(", ");
+  const line = (one) => names.map((name, at) => `${name} ${percent(one[at])}`).join(", ");
   return html`<p class="sentence">${rows.map(line).join(" · ")}</p>`;
 }

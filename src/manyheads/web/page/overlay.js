@@ -126,7 +126,7 @@ export class Overlay extends Figure {
 
   tell(at) {
     const { side, values, what } = this.over;
-    this.output.textContent = `row ${Math.floor(at / side) + 1}, column ${(at % side) + 1}: ${what} ${shown(values[at], 5)}`;
+    this.output.textContent = `row ${Math.floor(at / side) + 1}, column ${(at % side) + 1}: ${what} ${shown(values[at])}`;
   }
 
   /** @returns {import("./exports.js").Drawing} */

@@ -1,6 +1,6 @@
 // A query meets a key: channel by channel what q · k is made of, and what weight came of it.
 
-import { element, labelled, render, select, shown, visible } from "./dom.js";
+import { element, labelled, render, select, percent, shown, visible } from "./dom.js";
 import { HeatMap } from "./heatmap.js";
 import { change } from "./state.js";
 
@@ -49,7 +49,7 @@ export class QueryKey {
     const dot = products.reduce((sum, value) => sum + value, 0);
     const weight = weights.values[query * columns.length + key];
     this.sum.textContent =
-      `q · k = ${shown(dot)};  q · k ⁄ √${channels} = ${shown(dot / Math.sqrt(channels))};  weight after the softmax = ${shown(weight, 5)}`;
+      `q · k = ${shown(dot)};  q · k ⁄ √${channels} = ${shown(dot / Math.sqrt(channels))};  weight after the softmax = ${percent(weight)}`;
   }
 
   choiceOf(labels, chosen, cell) {

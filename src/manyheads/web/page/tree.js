@@ -12,6 +12,7 @@ const FILLS = { kept: "#0072b22e", ended: "#009e7340", pruned: "none" };
 const STROKES = { kept: "#0072b2", ended: "#009e73", pruned: "#8a8f94" };
 const ROOT = -1;
 const BEST = "#009e73";
+const CHOSEN = "#d55e00"; // the path to the chosen token
 
 /** The sizes of boxes for a number of steps in this width. @param {number} steps @param {number} room */
 export function boxesFor(steps, room) {
@@ -36,6 +37,10 @@ export class Tree extends Figure {
   /** The best results, best first. @type {string[]} */
   results = [];
   sizes = WIDE;
+  /** @type {Set<number>} */
+  chosen = new Set();
+  /** @type {{node: number, rank: number}|null} */
+  deciding = null;
 
   /** @param {{choose: (node: number, how?: {replace: boolean}) => void, step: (step: number) => void}} how callbacks for the chosen node and step */
   constructor({ choose, step }) {
@@ -50,11 +55,13 @@ export class Tree extends Figure {
       onkeydown: (event) => this.walk(event),
       onclick: (event) => this.clicked(event),
     });
-    this.frame = element("div", { class: "scroll" }, this.plane);
+    this.frame = element("div", { class: "scroll", onscroll: () => this.fade() }, this.plane);
     this.slider = element("input", { type: "range", min: "1", oninput: () => this.slide(Number(this.slider.value)) });
     this.label = element("span");
     this.outcome = element("ol", { class: "outcome", "aria-label": "Finished hypotheses" });
-    this.fill(element("label", { class: "field wide" }, this.label, this.slider), this.frame, element("p", { class: "note" }, ...legend()), this.outcome);
+    // What a click on a token does is seen next to the tree: in the line above it.
+    this.about = element("div", { class: "chosen" }, this.output);
+    this.fill(element("label", { class: "field wide" }, this.label, this.slider), this.about, this.frame, element("p", { class: "note" }, ...legend()), this.outcome);
     new ResizeObserver(() => this.fit()).observe(this.root);
   }
 
@@ -69,7 +76,8 @@ export class Tree extends Figure {
   }
 
   /**
-   * @param {{name: string, title: string, rootPiece: string, nodes: Candidate[], results: string[]}} tree
+   * @param {{name: string, title: string, rootPiece: string, nodes: Candidate[], results: string[], deciding: {node: number, rank: number}|null}} tree
+   * `deciding` is the token of the best result that greedy search does not take
    * @param {{step: number, node: number}} at 0 is the last step
    */
   show({ title, ...tree }, { step, node }) {
@@ -102,9 +110,21 @@ export class Tree extends Figure {
   slide(step) {
     this.step = step;
     this.draw();
-    const there = this.sizes.across * step + this.sizes.width;
-    this.frame.scrollLeft = there - this.frame.clientWidth + 20;
+    this.follow();
     this.stepped(step);
+  }
+
+  /** Brings the column of the step into view. */
+  follow() {
+    this.frame.scrollLeft = this.sizes.across * this.step + this.sizes.width - this.frame.clientWidth + 20;
+    this.fade();
+  }
+
+  /** Fades the edges at which the tree goes on. */
+  fade() {
+    const { scrollLeft, scrollWidth, clientWidth } = this.frame;
+    this.frame.classList.toggle("cut-left", scrollLeft > 4);
+    this.frame.classList.toggle("cut-right", scrollLeft + clientWidth < scrollWidth - 4);
   }
 
   draw() {
@@ -122,12 +142,25 @@ export class Tree extends Figure {
     const items = this.results.map((text, at) => {
       const end = this.nodes.findIndex((node) => node.place === at + 1);
       const node = this.nodes[end];
-      if (!node || node.step > this.step) return element("li", {}, element("span", { class: "note" }, "not finished at this step"));
+      if (!node || node.step > this.step) return null;
       const chosen = this.path(this.node).includes(end);
       const act = () => this.go(end, { replace: true });
       return element("li", {}, element("button", { type: "button", "aria-pressed": String(chosen), onclick: act }, text || "(nothing)"), element("span", { class: "note" }, `ends at step ${node.step}, log P ${shown(node.log_probability)}, score ${shown(node.score)}`));
     });
-    this.outcome.replaceChildren(...items);
+    const finished = items.filter((one) => one !== null);
+    const missing = this.results.length - finished.length;
+    const live = missing ? this.nodes.flatMap((node, at) => (node.step === this.step && node.state === "kept" ? [at] : [])) : [];
+    this.outcome.replaceChildren(...finished, ...live.map((at) => this.prefix(at)));
+  }
+
+  /** A hypothesis that the beam extends at this step. @param {number} at */
+  prefix(at) {
+    const node = this.nodes[at];
+    const text = this.path(at).map((one) => this.nodes[one].piece).join("").trim();
+    const act = () => this.go(at, { replace: true });
+    const chosen = String(this.path(this.node).includes(at));
+    const score = element("span", { class: "note" }, `not finished, log P ${shown(node.log_probability)}, score ${shown(node.score)}`);
+    return element("li", { class: "live" }, element("button", { type: "button", "aria-pressed": chosen, onclick: act }, `${text} …`), score);
   }
 
   /** The complete tree keeps its height while steps are added. */
@@ -146,9 +179,12 @@ export class Tree extends Figure {
   inside(until, chosen) {
     const edges = [];
     const boxes = [this.box(ROOT, chosen)];
+    this.chosen = new Set(this.nodes[chosen ?? ROOT] ? this.path(chosen) : []);
     for (let step = 1; step <= until; step++) {
       const x = this.sizes.margin + this.sizes.across * step;
-      boxes.push(`<text x="${x}" y="14" font-size="${NUMBER}" opacity="0.7">${step}</text>`);
+      const isDeciding = this.nodes[this.deciding?.node ?? ROOT]?.step === step;
+      const [look, words] = isDeciding ? [`fill="${BEST}" font-weight="700" data-deciding=""`, `${step}: rank ${this.deciding.rank}`] : ['opacity="0.7"', String(step)];
+      boxes.push(`<text x="${x}" y="14" font-size="${NUMBER}" ${look}>${words}</text>`);
     }
     this.nodes.forEach((node, at) => {
       if (node.step > until) return;
@@ -163,12 +199,18 @@ export class Tree extends Figure {
     const [x, y] = this.corner(at);
     const [fromX, fromY] = this.corner(node.parent).map((value, axis) => value + (axis === 0 ? width : height / 2));
     const bend = (x - fromX) / 2;
-    const best = this.best.has(at);
-    const look = node.state === "pruned" ? 'stroke-dasharray="3 3" opacity="0.6"' : "";
+    const [best, chosen] = [this.best.has(at), this.chosen.has(at)];
+    const look = node.state === "pruned" && !chosen ? 'stroke-dasharray="3 3" opacity="0.6"' : "";
     return (
       `<path d="M${fromX} ${fromY}c${bend} 0 ${bend} ${y + height / 2 - fromY} ${x - fromX} ${y + height / 2 - fromY}" ` +
-      `fill="none" stroke="${best ? BEST : STROKES[node.state]}" stroke-width="${best ? 3 : 1.2}" ${look}/>`
+      `fill="none" stroke="${this.colour(at, node)}" stroke-width="${chosen ? 4 : best ? 3 : 1.2}" ${look}/>`
     );
+  }
+
+  /** The colour of a box and of the line that leads to it. */
+  colour(at, { state }) {
+    if (this.chosen.has(at)) return CHOSEN;
+    return this.best.has(at) ? BEST : STROKES[state];
   }
 
   box(at, chosen) {
@@ -180,16 +222,16 @@ export class Tree extends Figure {
     const letters = [...visible(node.piece)];
     const cut = letters.length > most ? `${letters.slice(0, Math.max(1, most - 1)).join("")}…` : letters.join("");
     const label = (node.place ? `${node.place}. ` : "") + cut;
-    const score = node.score === null ? "" : shown(node.score, 2);
+    const score = node.score === null ? "" : node.score.toFixed(2).replace("-", "−");
     const round = node.state === "ended" ? height / 2 : 3;
     const best = this.best.has(at);
-    const wide = at === chosen ? 'stroke="currentColor" stroke-width="3"' : `stroke="${best ? BEST : STROKES[node.state]}" stroke-width="${best ? 2.4 : 1}"`;
+    const wide = at === chosen ? 'stroke="currentColor" stroke-width="3"' : `stroke="${this.colour(at, node)}" stroke-width="${best || this.chosen.has(at) ? 2.4 : 1}"`;
     const dash = node.state === "pruned" ? 'stroke-dasharray="3 3"' : "";
     const pale = node.state === "pruned" ? 'opacity="0.62"' : "";
     const [labelX, anchor] = round > 3 ? [x + width / 2, "middle"] : [x + 5, "start"];
     const number = twoLines ? `x="${labelX}" y="${y + 30}" text-anchor="${anchor}"` : `x="${x + width - 5}" y="${y + 16}" text-anchor="end"`;
     return (
-      `<g data-node="${at}" data-state="${node.state}"${at === this.here() ? " data-here" : ""}><rect x="${x}" y="${y}" width="${width}" height="${height}" rx="${round}" fill="${node.place === 1 ? "#009e7380" : FILLS[node.state]}" pointer-events="all" ${wide} ${dash}/>` +
+      `<g data-node="${at}" data-state="${node.state}"${at === this.here() ? ' data-here=""' : ""}><rect x="${x}" y="${y}" width="${width}" height="${height}" rx="${round}" fill="${node.place === 1 ? "#009e7380" : FILLS[node.state]}" pointer-events="all" ${wide} ${dash}/>` +
       `<text x="${twoLines ? labelX : x + 6}" y="${y + (twoLines ? 15 : 16)}" font-size="${LABEL}" data-token="${escaped(node.piece)}"${twoLines ? ` text-anchor="${anchor}"` : ""}${best ? ' font-weight="600"' : ""} ${pale}>${escaped(label)}</text>` +
       `<text ${number} font-size="${NUMBER}" ${pale}>${score}</text></g>`
     );
@@ -233,6 +275,11 @@ export class Tree extends Figure {
   reveal() {
     const [left, right] = [0, this.sizes.width].map((wide) => this.corner(this.node)[0] + wide);
     const { scrollLeft, clientWidth } = this.frame;
+    this.fade();
+    if (this.node === ROOT) {
+      this.follow();
+      return;
+    }
     if (left < scrollLeft || right > scrollLeft + clientWidth) this.frame.scrollLeft = left - clientWidth / 2;
   }
 
@@ -244,7 +291,7 @@ export class Tree extends Figure {
     }
     const state = { kept: "kept", pruned: "pruned", ended: node.place ? `ended, result ${node.place}` : "ended, not among the results" }[node.state];
     const text = this.path(this.node).map((at) => this.nodes[at].piece).join("");
-    this.output.textContent = `Step ${node.step}, “${visible(node.piece)}”, ${state}: log P ${shown(node.log_probability, 5)}, score ${shown(node.score, 5)}. ${text}`;
+    this.output.textContent = `Step ${node.step}, “${visible(node.piece)}”, ${state}: log P ${shown(node.log_probability)}, score ${shown(node.score)}. ${text}`;
   }
 
   drawing() {
@@ -262,5 +309,5 @@ export class Tree extends Figure {
 
 function legend() {
   const mark = (state, words) => element("span", { class: `key ${state}` }, words);
-  return [mark("kept", "kept in the beam"), " ", mark("ended", "ended (with its rank)"), " ", mark("pruned", "pruned"), " Numbers: score log P ⁄ lp so far. The thick line leads to the best result."];
+  return [mark("kept", "kept in the beam"), " ", mark("ended", "ended (with its rank)"), " ", mark("pruned", "pruned"), " Numbers: score log P ⁄ lp so far. Green line: to the best result. Orange: to the chosen token."];
 }

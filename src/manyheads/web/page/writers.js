@@ -1,6 +1,6 @@
 // Shared by Translate and Decode: tokens as buttons, tokens in the URL.
 
-import { escaped, html, shown, spelled, visible } from "./dom.js";
+import { escaped, html, percent, shown, spelled, visible } from "./dom.js";
 
 /** The beam widths to choose from. */
 export const BEAMS = ["1", "2", "3", "4", "5", "6", "7", "8"].map((beam) => [beam, beam]);
@@ -25,8 +25,8 @@ export const integer = (text) => (/^\d+$/.test(text ?? "") ? Number(text) : unde
 export function pieceButtons(label, pieces, chances, { chosen, given, choose }) {
   const stop = chosen >= 0 ? chosen : Math.max(0, given - 1);
   const piece = (text, at) => html`<button type="button" class=${at < given ? "given" : ""} data-token=${text} tabindex=${at === stop ? 0 : -1} aria-pressed=${at === chosen}
-    aria-label=${`${visible(text)} ${shown(chances[at], 2)}: position ${at + 1}${at < given ? ", forced" : ""}`} @click=${() => choose(at)} .style=${`--share: ${chances[at]}`}>
-    <span class="piece">${visible(text)}</span> <span class="id">${shown(chances[at], 2)}</span></button>`;
+    aria-label=${`${visible(text)} ${percent(chances[at])}: position ${at + 1}${at < given ? ", forced" : ""}`} @click=${() => choose(at)} .style=${`--share: ${chances[at]}`}>
+    <span class="piece">${visible(text)}</span> <span class="id">${percent(chances[at])}</span></button>`;
   const walk = (event) => {
     const buttons = [...event.currentTarget.children];
     const at = buttons.indexOf(document.activeElement);

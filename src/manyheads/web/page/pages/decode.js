@@ -3,16 +3,18 @@
 
 import { post } from "../api.js";
 import { Bars } from "../bars.js";
-import { button, element, html, labelled, render, select, shown } from "../dom.js";
+import { button, element, html, labelled, percent, render, select, shown } from "../dom.js";
 import { saving } from "../exports.js";
 import { numberInput } from "../fitting.js";
 import { fill, textArea } from "../form.js";
-import { outcomeOf } from "../insights.js";
+import { deciding, outcomeOf } from "../insights.js";
 import { definePage } from "../page.js";
 import { change, read } from "../state.js";
 import { Tree } from "../tree.js";
 import { BEAMS, integer, legible, textsView, tokensIn, tokensOut } from "../writers.js";
 
+// A sentence of the phrasebook in which greedy search and beam search of the demo differ at the first word.
+const MISSED = "Are we reading this poem?";
 const LIMITS = ["8", "12", "20", "32", "64"].map((count) => [count, count]);
 // Sampling settings: name, label, minimum, maximum, step, default.
 const CHANCE = [
@@ -34,7 +36,7 @@ export const { draw, keys, next } = definePage({
     ["← → ↑ ↓", "in the tree: previous token, best next token, tokens of the same step"],
     ["← →", "on the slider: previous step, next step"],
   ],
-  example: (run) => run.ambiguous,
+  example: (run) => (run.ambiguous ? MISSED : undefined),
   build,
   show,
   next: nextStep,
@@ -59,12 +61,15 @@ async function show({ run, state, text, controls }, signal) {
   const node = state.node === undefined ? -1 : (integer(state.node) ?? -1);
   const title = `Beam search, width ${result.width}: “${text.length > 60 ? `${text.slice(0, 60)}…` : text}”`;
   screen.insight.textContent = outcomeOf(result);
-  screen.tree.show({ name: "beam", title, rootPiece: result.root, nodes: result.nodes, results: result.beam.map((one) => one.text) }, { step: integer(state.step) ?? 0, node });
+  screen.tree.show({ name: "beam", title, rootPiece: result.root, nodes: result.nodes, results: result.beam.map((one) => one.text), deciding: isMissed(result) ? deciding(result.nodes) : null }, { step: integer(state.step) ?? 0, node });
   screen.how.textContent =
     `lp = ${result.penalty}; stopping: ${result.stopping}; at most ${result.limit} tokens.` +
     (result.prefix.length ? ` The first ${result.prefix.length} are forced.` : "");
   await drawChances({ result, chance, base }, screen.tree.node, signal);
 }
+
+/** Whether greedy search misses the best result. */
+const isMissed = ({ greedy, beam }) => greedy[0] !== undefined && beam[0] !== undefined && beam[0].text !== greedy[0].text && beam[0].score >= greedy[0].score;
 
 /** A number of the state, or its default. */
 function numberOf(text, usual) {
@@ -93,7 +98,8 @@ function build() {
     ways: element("div", { class: "controls" }),
     chances: new Bars({ name: "next-token", kind: "chances", series: ["model", "sampling"] }),
   };
-  return [labelled("Text", screen.text, "wide"), screen.insight, screen.tree.root, screen.how, screen.ways, html`<div class="panels">${screen.chances.root}${screen.outputs}</div>`];
+  screen.tree.about.append(screen.ways);
+  return [labelled("Text", screen.text, "wide"), screen.insight, screen.tree.root, screen.how, html`<div class="panels">${screen.chances.root}${screen.outputs}</div>`];
 }
 
 function controlsOf(state, result) {
@@ -137,11 +143,19 @@ async function drawChances({ result, chance, base }, node, signal) {
   const answered = legible(await post("/api/next", { ...base, ...chance, prefix: before }, signal));
   render(outputs(result), screen.outputs); // together with the bars next to it
   const where = before.length === 0 ? "at the start" : `after “${answered.text.trim()}”`;
-  const percent = shown(100 * answered.mass, 3);
+  const [entropy, left] = answered.bits.map((bits) => shown(bits));
+  if (answered.top.every(({ before: model, after }) => percent(model) === percent(after))) {
+    screen.chances.show(
+      answered.top.map(({ piece, before: model }) => ({ label: piece, values: [model] })),
+      `The next token ${where}`,
+      `Entropy ${entropy} bits. Sampling uses these probabilities: change temperature, top-k or top-p to compare.`,
+    );
+    return;
+  }
   screen.chances.show(
-    answered.top.map(({ piece, before: model, after }) => ({ label: piece, values: [model, after], texts: [shown(model), after > 0 ? shown(after) : "removed"] })),
+    answered.top.map(({ piece, before: model, after }) => ({ label: piece, values: [model, after], texts: [percent(model), after > 0 ? percent(after) : "removed"] })),
     `The next token ${where}`,
-    `${answered.left.toLocaleString("en")} of ${answered.tokens.toLocaleString("en")} tokens can be sampled; the model gives them ${percent} %. ` +
-      `Entropy ${shown(answered.bits[0])} bits by the model, ${shown(answered.bits[1])} bits when sampling.`,
+    `${answered.left.toLocaleString("en")} of ${answered.tokens.toLocaleString("en")} tokens can be sampled; the model gives them ${percent(answered.mass)}. ` +
+      `Entropy ${entropy} bits by the model, ${left} bits when sampling.`,
   );
 }

@@ -40,7 +40,7 @@ let screen = null;
 
 export const { draw, keys } = definePage({
   name: "positions",
-  about: "How a model encodes the position of a token. Tables are random at initialisation, unless you choose a run.",
+  about: "How a model encodes the position of a token. Click a channel to plot it, a position to compare it with all others.",
   keys: [["← → ↑ ↓", "in a map: next cell; in a chart: next point"]],
   withoutRun: true,
   build,
@@ -67,18 +67,20 @@ function build() {
   const moved = (key) => (row, column) => {
     change({ [key]: `${row},${column}` }, { replace: true, quiet: true });
     if (key === "at") showFrom();
+    if (key === "cell") showWaves(column);
   };
   screen = {
     formula: element("p", { class: "formula" }),
     insight: element("p", { class: "insight" }),
     note: element("p", { class: "note", role: "status" }),
-    table: new HeatMap({ move: moved("cell"), tallest: TALLEST }),
-    dots: new HeatMap({ move: moved("at"), tallest: TALLEST }),
-    grid: new HeatMap(),
+    table: new HeatMap({ move: moved("cell"), tallest: TALLEST, square: true }),
+    dots: new HeatMap({ move: moved("at"), tallest: TALLEST, square: true }),
+    grid: new HeatMap({ tallest: TALLEST, square: true }),
     waves: new Chart({ name: "waves", title: "Single channels over the positions", across: "position" }),
     distance: new Chart({ name: "distance", title: "Over the distance", across: "distance" }),
     steps: STEPS.map(() => new HeatMap()),
-    figures: element("div", { class: "charts loose" }),
+    figures: element("div", { class: "charts loose pairs" }),
+    skew: element("div", { class: "charts" }),
   };
   return [html`<div class="scheme">${screen.formula}${screen.note}</div>`, screen.insight, screen.figures];
 }
@@ -127,24 +129,37 @@ async function showTables(info, state, signal) {
   const figures = [];
   const waves = name === "added" || name === "turned";
   const middle = Math.floor(info.length / 2);
+  screen.channels = null;
   if (name) {
     const table = await of(name, name === "scores" ? { layer: head } : {});
     matrix(screen.table, `${info.scheme}-${name}`, `${info.scheme}: ${TABLES[name]}${name === "scores" ? `, head ${head + 1}` : ""}`, table, cellOf(state.cell), waves ? "channel" : "key");
     figures.push(screen.table.root);
-    if (waves) screen.waves.show(series(table, state));
+    screen.channels = waves ? { table, state } : null;
+    showWaves(state.cell ? cellOf(state.cell)[1] : -1);
+    if (waves) figures.push(screen.waves.root);
   }
   screen.now = { info, dots: has("dots") ? await of("dots") : null };
   if (screen.now.dots) {
     matrix(screen.dots, `${info.scheme}-dots`, `${info.scheme}: dot product of two positions`, screen.now.dots, cellOf(state.at, [middle, middle]), "position");
     figures.push(screen.dots.root);
   }
-  if (waves) figures.push(screen.waves.root);
-  screen.insight.textContent = positionStory(info, screen.now.dots?.values ?? null, { base: Number(state.base ?? 10000), isTrained: state.scheme === "run" });
-  if (info.grid && screen.now.dots) figures.push(screen.grid.root);
+  screen.insight.textContent = positionStory(info, screen.now.dots?.values ?? null, { base: info.base, isTrained: state.scheme === "run" });
+  // The picture of a grid shows most: it comes first.
+  if (info.grid && screen.now.dots) figures.splice(0, Infinity, screen.grid.root, screen.dots.root, screen.table.root, screen.waves.root);
   else if (info.curves.length) figures.push(screen.distance.root);
   showFrom();
-  if (has("skew.1")) figures.push(...(await skew(info, head, of)));
+  if (has("skew.1")) {
+    screen.skew.replaceChildren(...(await skew(info, head, of)));
+    figures.push(screen.skew);
+  }
   screen.figures.replaceChildren(...figures);
+}
+
+/** The curves of the channels, with the chosen one last and on top. @param {number} chosen −1 is none */
+function showWaves(chosen) {
+  if (!screen.channels) return;
+  const { table, state } = screen.channels;
+  screen.waves.show(series(table, state, chosen));
 }
 
 /** Dot products of the chosen position: over the distance, or over the grid of patches. */
@@ -157,7 +172,7 @@ function showFrom() {
     const values = dots.values.subarray(row * wide + before, (row + 1) * wide);
     const places = Array.from({ length: columns }, (_, at) => String(at));
     const [low, high] = ends(values);
-    screen.grid.show({ name: "grid-dots", title: `Dot product of position ${row} with every patch, row by column`, rows: places, columns: places, values, low, high });
+    screen.grid.show({ name: "grid-dots", title: `Dot product of position ${row} with every patch, row by column`, rows: places, columns: places, values, low, high, down: "row of patches", across: "column", says: (r, c, value) => `row ${r}, column ${c}: ${value}`.replace(/[“”]/g, "") }, place(row - before, columns));
     return;
   }
   if (!info.curves.length) return;
@@ -176,6 +191,9 @@ function showFrom() {
   const what = dots ? "dot product" : "added to the score";
   screen.distance.show([...curves, ...marks], { note: `${what[0].toUpperCase()}${what.slice(1)}; a distance is key − query. ${info.note}` });
 }
+
+/** Row and column of a patch; the first one for a position before the patches. */
+const place = (patch, columns) => (patch < 0 ? [0, 0] : [Math.floor(patch / columns), patch % columns]);
 
 async function skew(info, head, of) {
   const tables = await Promise.all(STEPS.map((_, at) => of(`skew.${at + 1}`, { layer: head })));
@@ -203,15 +221,16 @@ function matrix(map, name, title, table, at, across) {
   const count = (size) => Array.from({ length: size }, (_, number) => String(number));
   const [low, high] = ends(table.values);
   const says = (row, column, value) => `position ${row}, ${across} ${column}: ${value}`.replace(/[“”]/g, "");
-  map.show({ name, title, rows: count(rows), columns: count(columns), values: table.values, low, high, says }, at);
+  map.show({ name, title, rows: count(rows), columns: count(columns), values: table.values, low, high, says, down: across === "key" ? "query" : "position", across }, at);
 }
 
-/** The channels to plot: those of the state, or some from high to low frequency. */
-function series({ shape, values }, state) {
+/** The channels to plot: those of the state, or some from high to low frequency, and one that was added. */
+function series({ shape, values }, state, added) {
   const [rows, columns] = shape;
   const listed = (state.channels ?? "").split(" ").filter((text) => text !== "").map(Number).filter((one) => one >= 0 && one < columns);
   const chosen = listed.length ? listed : [...new Set([0, 0.125, 0.25, 0.375, 0.5].map((at) => Math.floor(at * columns)))].slice(0, WAVES);
-  return chosen
+  const all = added < 0 ? chosen : [...chosen.filter((channel) => channel !== added), added];
+  return all
     .filter((channel) => channel < columns)
     .map((channel) => ({ name: `channel ${channel}`, points: Array.from({ length: rows }, (_, row) => [row, values[row * columns + channel]]) }));
 }

@@ -3,7 +3,7 @@
 import { post, tensor } from "../api.js";
 import { barTable } from "../bars.js";
 import { compareChoice, Comparison } from "../compare.js";
-import { button, element, html, labelled, nothing, numbered, render, select, shown, tabs, visible } from "../dom.js";
+import { button, element, html, labelled, nothing, numbered, percent, render, select, shown, tabs, visible } from "../dom.js";
 import { describe, saving } from "../exports.js";
 import { cellOf, limited, reordered } from "../fitting.js";
 import { fill, textArea } from "../form.js";
@@ -191,7 +191,7 @@ async function drawAlignment({ run, state, text, result }, gold, signal) {
     pair ? tensor(pair.trace, "gold", {}, signal) : null,
   ]);
   const rings = links ? goldCells(pair, links.values, rows, columns) : [];
-  screen.map.show({ name: `alignment-${map.title.replace(/\W+/g, "-")}`, title: `${kind}, ${map.title}`, rows, columns, values, says, rings }, state.cell ? cellOf(state.cell) : reordered(values, columns.length));
+  screen.map.show({ name: `alignment-${map.title.replace(/\W+/g, "-")}`, title: `${kind}, ${map.title}`, rows, columns, values, says, number: percent, rings }, state.cell ? cellOf(state.cell) : reordered(values, columns.length));
   screen.insight.textContent = orderOf(values, rows, columns);
   screen.note.textContent = goldNote(gold, map, result, rings.length > 0);
 }
@@ -217,5 +217,5 @@ function goldNote(gold, map, result, ringed) {
   const rings = ringed ? " Rings: gold alignment." : "";
   if (errors === null) return same + rings;
   const error = { all: () => errors.all, mean: () => errors.mean[map.layer], weights: () => errors.weights[map.layer][map.head] }[map.kind]();
-  return `${same}${rings} Alignment error rate (AER) of this map: ${shown(100 * error)} %.`;
+  return `${same}${rings} Alignment error rate (AER) of this map: ${percent(error)}.`;
 }
