@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -60,8 +61,11 @@ def test_knock_out_scores_the_same_target(page: Any, address: str) -> None:  # n
     tokens = page.locator(".outputs > div").nth(1).locator(".chips li")
     expect(tokens).to_have_count(len(full["pieces"]))
     numbers = tokens.first.locator(".id").inner_text().split()
-    for shown, value in zip(numbers[::2], (full, without), strict=False):
-        assert float(shown) == pytest.approx(value["log_probabilities"][0], rel=0.01)
+    assert numbers[1] == numbers[4] == "%"
+    for shown, value in zip(numbers[::3], (full, without), strict=False):
+        assert float(shown) == pytest.approx(
+            100 * math.exp(value["log_probabilities"][0]), rel=0.01
+        )
 
 
 def test_live_readout_follows_the_newest_step(page: Any, folder: Path) -> None:  # noqa: F811

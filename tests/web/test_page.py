@@ -197,12 +197,16 @@ def test_a_head_knocked_out_changes_the_output(page: Any) -> None:
     visit(page, f"{TRANSLATOR}&target=Der+Hund.&layer=0&head=0")
     output = page.locator(".outputs > div")
     full = output.inner_text()
+    place = page.locator("#knock").bounding_box()
     page.get_by_role("button", name="Knock out this head").click()
     expect(output).to_have_count(2)
     settled(page)
     assert output.nth(0).inner_text().split("\n")[1:] == full.split("\n")[1:]
     assert output.nth(1).inner_text().split("\n")[-1] != full.split("\n")[-1]
     assert "off=decoder.cross.0.0" in page.url
+    now = page.locator("#knock").bounding_box()
+    assert (now["x"], now["y"]) == (place["x"], place["y"])  # nothing above it has moved
+    expect(page.locator(".near .insight")).to_contain_text(re.compile("^Without head 1·1"))
     page.keyboard.press("x")  # and back again, by its key
     expect(output).to_have_count(1)
     assert output.inner_text() == full
@@ -253,7 +257,7 @@ def tab_to(page: Any, words: str) -> None:
 
 
 def test_keys_alone_walk_the_page(page: Any, address: str) -> None:
-    visit(page, f"{TRANSLATOR}&map=encoder.self")
+    visit(page, f"{TRANSLATOR}&map=encoder.self&cell=0,0")
     tab_to(page, "Lines")
     for key, view in (("Enter", "Lines"), ("Shift+Tab", "Matrix"), ("Enter", "Matrix")):
         page.keyboard.press(key)  # a redraw keeps the focus

@@ -23,7 +23,7 @@ const { exact, percent, shown, spelled, visible } = await import(`${page}/dom.js
 const { csv, wrapped } = await import(`${page}/exports.js`);
 const { cellOf, coverages, greatestHead, limited, reordered, tellingCell } = await import(`${page}/fitting.js`);
 const { diagram, headDiagram, headOf, pathOf, sublayers } = await import(`${page}/flowlayout.js`);
-const { fillStory, goldCells, halfOf, lossStory, musicStory, nearShare, orderOf, outcomeOf, ownVoice, classStory, lookStory, positionStory, similarStory, wayTo, wordsOf } = await import(`${page}/insights.js`);
+const { classStory, fillStory, goldCells, halfOf, knockStory, lookStory, lossStory, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, wayTo, wordsOf } = await import(`${page}/insights.js`);
 const { mathml } = await import(`${page}/math.js`);
 const { strongest } = await import(`${page}/lines.js`);
 const { address, change, onChange, pageName, read } = await import(`${page}/state.js`);
@@ -280,6 +280,17 @@ test("the boxes of all steps fit, as long as they are readable", () => {
     assert.ok(2 * margin + across * steps + width <= room, `${steps} steps in ${room}`);
   }
   assert.ok(boxesFor(60, 1200).width >= 56); // then it scrolls
+});
+
+test("a knock-out tells what is lost, what has changed, and how probable the text is", () => {
+  const texts = (before, after) => replaced(before, after).flatMap(({ gone, come, same }) => [gone.join(" "), come.join(" "), same]);
+  assert.deepEqual(texts("a b c", "a x c d"), ["", "", "a", "b", "x", "c", "", "d", null]);
+  const full = { text: "Wir kaufen morgen Brot.", log_probability: Math.log(0.9) };
+  const without = { free: "Wir suchen Brot.", log_probability: Math.log(0.3) };
+  const told = knockStory(full, without, ["decoder.cross.1.3"]);
+  assert.match(told, /Without head 2·4: “kaufen morgen” becomes “suchen”; .* from 90 % to 30 %/);
+  assert.match(knockStory(full, { ...without, free: "Wir kaufen Brot." }, ["decoder.cross.1.3"]), /“morgen” is lost/);
+  assert.match(knockStory(full, { ...without, free: full.text }, ["a.0.0", "a.0.1"]), /heads 1·1, 1·2 the model writes the same/);
 });
 
 test("the loss story tells overfitting from convergence", () => {

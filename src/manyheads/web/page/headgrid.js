@@ -23,7 +23,7 @@ export function roleOf({ statistics, covered }, layer, head) {
   const among = 2 ** of("entropy");
   if (covered) {
     const share = `${Math.round(100 * covered[layer][head])}\u00a0%`;
-    return { name: `covers ${share}`, sentence: `Covers ${share} of the source words.` };
+    return { name: `finds ${share}`, sentence: `Finds the source words: each gets ${share} of the weight of some token, on average.` };
   }
   if (of("previous") >= MOST) return { name: "previous token", sentence: `Looks one token back: ${percent("previous")} of its weight.` };
   if (of("first") >= MOST) return { name: "first token", sentence: `Rests on the first token: ${percent("first")} of its weight.` };
@@ -67,6 +67,7 @@ export class HeadGrid extends Figure {
     const room = Math.max(2, Math.floor((this.root.clientWidth || 600) / 76));
     this.across = by ? Math.min(8, all.length, room) : map.heads;
     this.cells.style.setProperty("--across", String(this.across));
+    this.cells.style.setProperty("--down", String(Math.ceil(this.order.length / this.across)));
     this.buttons = this.order.map(([layer, head]) => this.cell(bytes, layer, head, chosen));
     this.cells.replaceChildren(...this.buttons);
     if (within) this.buttons.find((button) => button.tabIndex === 0)?.focus();

@@ -1,7 +1,7 @@
 // One plain sentence for a page, computed from the numbers that it shows.
 
 import { percent, shown, visible } from "./dom.js";
-import { farthest, tellMove } from "./watchstory.js";
+import { compared, farthest, tellMove } from "./watchstory.js";
 
 const LEAST = 0.3; // a smaller weight aligns no words
 const SPECIAL = /^<[^<>]*>$/; // </s>
@@ -113,6 +113,36 @@ export function lossStory(records) {
   const same = train.findLast((record) => record.step <= last.step) ?? train[0];
   const gap = last.loss > 1.1 * same.loss ? "it is above training loss, so some of what is learned does not carry over" : "what the model learns carries over to unseen examples";
   return `${fell}; validation loss is ${number(last.loss)}${trend}: ${gap}.`;
+}
+
+/**
+ * What differs between two texts, word by word: before each word that is in both, and after the last of them, the words that
+ * are gone and those that have come. @param {string} before @param {string} after
+ * @returns {{gone: string[], come: string[], same: string|null}[]}
+ */
+export function replaced(before, after) {
+  const [old, now] = [before, after].map((text) => text.split(" ").filter(Boolean));
+  const common = compared(old, now).flatMap(([word, same]) => (same ? [word] : []));
+  const parts = common.map((same) => ({ gone: old.splice(0, old.indexOf(same) + 1).slice(0, -1), come: now.splice(0, now.indexOf(same) + 1).slice(0, -1), same }));
+  return [...parts, { gone: old, come: now, same: null }];
+}
+
+/**
+ * What a model loses without some heads: the words that change, or how much less probable the same text is.
+ * @param {{text: string, log_probability: number}} full @param {{free: string, log_probability: number}} without
+ * @param {string[]} off the heads: map, layer, head
+ */
+export function knockStory(full, without, off) {
+  const heads = off.map((place) => place.split(".").slice(-2).map((one) => Number(one) + 1).join("·"));
+  const who = `Without ${heads.length > 1 ? "heads" : "head"} ${heads.join(", ")}`;
+  const chance = `the probability of the first text goes from ${percent(Math.exp(full.log_probability))} to ${percent(Math.exp(without.log_probability))}`;
+  const bare = (words) => words.map((word) => word.replace(/[.,!?]+$/, "")).join(" ");
+  const quoted = (words) => `“${bare(words)}”`;
+  const told = replaced(full.text, without.free).flatMap(({ gone, come }) => {
+    if (gone.length && come.length) return bare(gone) === bare(come) ? [] : [`${quoted(gone)} becomes ${quoted(come)}`];
+    return gone.length ? [`${quoted(gone)} is lost`] : come.length ? [`${quoted(come)} is new`] : [];
+  });
+  return told.length ? `${who}: ${told.join("; ")}; ${chance}.` : `${who} the model writes the same; ${chance}.`;
 }
 
 /**

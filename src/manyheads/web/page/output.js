@@ -1,16 +1,16 @@
 // The output of a model, and its output without some heads, side by side.
 
 import { barTable } from "./bars.js";
-import { html, nothing, percent, shown, visible } from "./dom.js";
-import { changed, marked } from "./tokens.js";
+import { html, percent, shown, visible } from "./dom.js";
+import { replaced } from "./insights.js";
+import { changed } from "./tokens.js";
 
 /**
- * @param {object} baseline of the complete model @param {object|null} without with heads knocked out
- * The continuation (`text`) arrives last: until then an ellipsis is shown.
+ * @param {object} output of a model @param {string} [title] @param {object|null} [before] the output of the complete model,
+ * if `output` is without some heads. The continuation (`text`) arrives last: until then an ellipsis is shown.
  */
-export function outputPanel(baseline, without) {
-  const row = (title, output, before) => html`<div><h2>${title}</h2>${content(output, before)}</div>`;
-  return html`<div class="outputs">${row(without ? "Complete model" : "Output", baseline, null)}${without ? row("Without these heads", without, baseline) : nothing}</div>`;
+export function outputPanel(output, title = "Output", before = null) {
+  return html`<div class="outputs"><div><h2>${title}</h2>${content(output, before)}</div></div>`;
 }
 
 function content(output, before) {
@@ -31,23 +31,28 @@ function content(output, before) {
   }
 }
 
-/** A text with changed words marked. */
+/** A text with new words marked, and those struck out that it has no more. */
 function sentence(text, before, lead = "") {
-  return html`<p class="sentence">${lead}${text ? marked(text, before ?? text) : "(nothing)"}</p>`;
+  const parts = replaced(before ?? text, text).map(({ gone, come, same }) => [
+    gone.length ? html`<del><span class="unseen">lost: </span>${gone.join(" ")}</del> ` : "",
+    come.map((word) => [changed(word), " "]),
+    same === null ? "" : `${same} `,
+  ]);
+  return html`<p class="sentence">${lead}${text ? parts : "(nothing)"}</p>`;
 }
 
 function likelihood(output, name) {
   return html`<p class="note told">${name} = ${shown(output.log_probability)}, ${output.pieces.length} tokens</p>`;
 }
 
-/** log P of each token of the same text, with all heads and without some of them. */
+/** The probability of each token of the same text, with all heads and without some of them. */
 function tokenChanges(output, before) {
   const cells = output.pieces.map((piece, at) => {
     const [was, is] = [before.log_probabilities[at], output.log_probabilities[at]];
     const sign = is - was < -0.005 ? "▼" : is - was > 0.005 ? "▲" : "";
-    return html`<li data-token=${piece}><span class="piece">${visible(piece)}</span><span class="id">${was.toFixed(3)} → ${is.toFixed(3)} ${sign}</span></li>`;
+    return html`<li data-token=${piece}><span class="piece">${visible(piece)}</span><span class="id">${percent(Math.exp(was))} → ${percent(Math.exp(is))} ${sign}</span></li>`;
   });
-  return html`<ol class="chips" aria-label="log P of each token, complete model and without these heads">${cells}</ol>`;
+  return html`<ol class="chips" aria-label="Probability of each token, complete model and without these heads">${cells}</ol>`;
 }
 
 /** Probabilities as bars, with the earlier value of each if there is one. */

@@ -9,6 +9,7 @@ import { TextAndTarget } from "../form.js";
 import { HeadGrid, roleOf } from "../headgrid.js";
 import { HeatMap } from "../heatmap.js";
 import { Lines } from "../lines.js";
+import { knockStory } from "../insights.js";
 import { outputPanel } from "../output.js";
 import { definePage } from "../page.js";
 import { QueryKey } from "../querykey.js";
@@ -65,7 +66,7 @@ async function show({ run, runs, state, text, controls }, signal) {
   screen.now = now;
   describe({ run: run.name, text, target: state.target, attention: nameOf(now.map.name), layer: now.layer + 1, head: now.head + 1, "without heads": off.join(" ") });
   controls(...controlsOf(now));
-  render(outputPanel(baseline.output, off.length ? trace.output : null), screen.output);
+  showOutputs(baseline.output, off.length ? trace.output : null, off);
   await Promise.all([allHeads(now, signal), near(now, signal)]);
   const title = `layer ${now.layer + 1}, head ${now.head + 1}`;
   await screen.comparison.show({ run, text, trace, map: now.map, which: { layer: now.layer, head: now.head }, title }, state.beside, signal);
@@ -84,12 +85,15 @@ function chosen({ maps }, state, first = screen.first) {
 /** The first head to show. In cross-attention it is the head that covers the words of the source best: it aligns words. */
 async function firstHead(trace, state, signal) {
   const { map } = chosen(trace, state, [0, 0]);
-  if (map.name !== "decoder.cross") return [0, 0];
+  if (map.name !== "decoder.cross") return state.first === "sharp" && map.statistics.entropy ? sharpest(map) : [0, 0];
   const bytes = await headMaps({ trace, map, state: {} }, signal); // on one scale, whatever the colours
   if (bytes.shape[3] !== map.columns.length) return [0, 0];
   map.covered = coverages(bytes, map.columns);
   return greatestHead(map.covered);
 }
+
+/** The head that attends to the fewest tokens. */
+const sharpest = (map) => greatestHead(map.statistics.entropy.map((layer) => layer.map((bits) => -bits)));
 
 /** The maps of all heads, small; cached for the same text. */
 async function headMaps({ state, trace, map }, signal) {
@@ -118,10 +122,14 @@ async function showSweep(request, { trace, map, layer, head }, signal) {
   const values = Float32Array.from(rows.flatMap((row) => Array.from({ length: most }, (_, at) => changeOf(row, at))));
   const size = values.reduce((largest, value) => (Number.isNaN(value) ? largest : Math.max(largest, Math.abs(value))), 1e-6);
   const missing = Object.keys(heads).length < trace.maps.reduce((sum, one) => sum + one.layers * one.heads, 0);
+  const isNew = !screen.sweep.root.isConnected;
   screen.left.append(screen.sweep.root);
+  const worst = values.reduce((least, value, at) => (value < values[least] || Number.isNaN(values[least]) ? at : least), 0);
+  const [kind, depth] = rows[Math.floor(worst / most)];
   screen.sweep.show(
     {
       name: "head-importance",
+      insight: `${nameOf(kind.name)}, head ${depth + 1}·${(worst % most) + 1} matters most: without it log P falls by ${shown(-values[worst], 2)}.`,
       title: `Change of log P(same target) = ${shown(full)} without each head${missing ? "; the sweep stopped at its time limit" : ""}`,
       rows: rows.map(([one, number]) => `${nameOf(one.name)} ${number + 1}`),
       columns: Array.from({ length: most }, (_, at) => `head ${at + 1}`),
@@ -130,14 +138,22 @@ async function showSweep(request, { trace, map, layer, head }, signal) {
       high: size,
       says: (row, column, value) => `Without ${column} of ${row}: log P changes by ${value}`,
     },
-    [rows.findIndex(([one, number]) => one === map && number === layer), head],
+    [rows.findIndex(([one, at]) => one === map && at === layer), head],
   );
+  if (isNew) screen.sweep.root.scrollIntoView({ block: "nearest" });
 }
 
 /** The continuation of a language model, requested last because no map depends on it. */
 async function showContinuation(request, off, { baseline, trace }, signal) {
   const [long, short] = await Promise.all([[], ...(off.length ? [off] : [])].map((heads) => post("/api/continue", { ...request, off: heads }, signal)));
-  render(outputPanel({ ...baseline.output, ...long }, short ? { ...trace.output, ...short } : null), screen.output);
+  showOutputs({ ...baseline.output, ...long }, short ? { ...trace.output, ...short } : null, off);
+}
+
+/** The output above the maps; without some heads what has changed stands below and above the map, so that nothing moves. */
+function showOutputs(full, without, off) {
+  render(outputPanel(full, without ? "Complete model" : "Output"), screen.output);
+  render(without ? outputPanel(without, "Without these heads", full) : null, screen.without);
+  screen.story = without && full.kind === "text" ? knockStory(full, without, off) : "";
 }
 
 function build() {
@@ -154,6 +170,8 @@ function build() {
     about: element("div", { class: "controls about" }),
     facts: element("dl", { class: "facts" }),
     near: element("div"),
+    story: "", // what the model loses without the heads that are knocked out
+    without: element("div"),
     comparison: new Comparison(),
     sweep: new HeatMap({ move: goTo, largest: 44 }),
     first: [0, 0],
@@ -165,7 +183,7 @@ function build() {
   for (const view of [made.map, made.lines]) view.root.dataset.stage = "One head";
   screen = made;
   return html`${made.form.root}${made.output}
-    <div class="split">${made.left}<section class="near" aria-label="One head">${made.about}${made.near}</section></div>
+    <div class="split">${made.left}<section class="near" aria-label="One head">${made.about}${made.near}${made.without}</section></div>
     ${made.comparison.root}`;
 }
 
@@ -220,7 +238,7 @@ async function drawView(view, { state, trace, map, layer, head, isOff }, signal)
   if (view === "rollout") {
     const { values } = await of("rollout", { layer });
     const rolled = `Rollout over layers 1 to ${layer + 1} (all heads, ½ residual)`;
-    screen.map.show({ ...matrix, name: `${map.name}-rollout-${layer + 1}`, title: rolled, values, high: high(values), says: (r, c, v) => `${r} has ${v} of ${c}` }, at);
+    screen.map.show({ ...matrix, name: `${map.name}-rollout-${layer + 1}`, title: rolled, values, insight: screen.story, high: high(values), says: (r, c, v) => `${r} has ${v} of ${c}` }, at);
     shownPart = screen.map;
   } else if (view === "lines") {
     const { values } = await of("weights", { layer, head });
@@ -232,21 +250,33 @@ async function drawView(view, { state, trace, map, layer, head, isOff }, signal)
       of("q", { layer, head }),
       keysOf(map, layer, head, of),
     ]);
-    screen.queryKey.show({ ...matrix, weights, queries, keys: keyRows }, at);
+    screen.queryKey.show({ ...matrix, weights, queries, keys: keyRows }, cellOf(state.cell, tellingCell(map.rows, map.columns, weights.values)));
     shownPart = screen.queryKey;
   } else {
     const { values } = await of("weights", { layer, head });
-    const first = map.name === "decoder.cross" ? tellingCell(map.rows, map.columns, values) : [0, 0];
+    const first = tellingCell(map.rows, map.columns, values);
     screen.map.show({ ...matrix, values, high: high(values), insight: insight(map, layer, head, values) }, cellOf(state.cell, first));
     shownPart = screen.map;
   }
   if (screen.near.firstChild !== shownPart.root) screen.near.replaceChildren(shownPart.root);
 }
 
-/** The word that a head finds at another position, or what the head does. */
+/** What the model loses without heads; else the word that the head finds at another position, or what it does. */
 function insight(map, layer, head, values) {
+  if (screen.story) return screen.story;
   const word = map.name === "decoder.cross" ? farthest(map.rows, map.columns, (row, column) => values[row * map.columns.length + column]) : null;
-  return word ? tellMove(word, map.rows, map.columns) : roleOf(map, layer, head).sentence;
+  return word ? tellMove(word, map.rows, map.columns) : `${roleOf(map, layer, head).sentence} ${contrast(map, layer, head)}`;
+}
+
+/** The head that differs most in how many tokens it attends to. */
+function contrast(map, layer, head) {
+  const { entropy } = map.statistics;
+  if (!entropy || map.name === "decoder.cross" || map.layers * map.heads < 2) return "";
+  const away = (bits) => Math.abs(bits - entropy[layer][head]);
+  const [other, number] = greatestHead(entropy.map((bits) => bits.map(away)));
+  const tokens = (bits) => Math.max(1, Math.round(2 ** bits));
+  const [here, there] = [tokens(entropy[layer][head]), tokens(entropy[other][number])];
+  return here === there ? "" : `Head ${other + 1}·${number + 1} differs most: about ${there} token${there > 1 ? "s" : ""} instead of ${here}.`;
 }
 
 /** The keys of a head; in grouped-query attention those of its group. */
