@@ -20,7 +20,7 @@ def test_questions_come_without_answers(tmp_path: Any) -> None:
     client = TestClient(build_app(tmp_path), base_url="http://127.0.0.1")
     asked = client.get("/api/quizzes").json()["quizzes"]
     assert [one["name"] for one in asked] == [one.name for one in quiz.QUIZZES]
-    assert not any({"answer", "findings", "printed"} & set(one) for one in asked)
+    assert not any({"answer", "findings", "printed", "therefore"} & set(one) for one in asked)
     assert client.post("/api/quiz", json={"name": "none"}).status_code == 400
 
 
@@ -37,13 +37,27 @@ def test_an_answer_is_computed_and_judged(page: Any) -> None:
     for number, finding in enumerate(expected["findings"]):
         expect(findings.nth(number)).to_contain_text(finding["text"])
     expect(card.locator("li.right")).to_contain_text(f"({expected['answer']})")
-    expect(page.get_by_role("status")).to_have_text("0 of 1 right.")
+    expect(card.locator(".insight")).to_contain_text("softmax")
+    expect(card.get_by_role("link", name="See it in Attention")).to_be_visible()
+    expect(page.get_by_role("status")).to_have_text(f"1 of {cards.count()} done, 0 of 1 right.")
     card.get_by_role("button", name=f"({expected['answer']})").click()
-    expect(page.get_by_role("status")).to_have_text("1 of 1 right.")
+    expect(page.get_by_role("status")).to_contain_text("1 of 1 right.")
+    # The two weights as bars, the longer one of full length.
+    weights = card.locator("li.right .level").evaluate_all("all => all.map(e => e.style.width)")
+    shares = [float(width.strip("%")) / 100 for width in weights]
+    assert shares == pytest.approx([1, 0.12 / 0.88], abs=0.01)
     page.go_back()
-    expect(page.get_by_role("status")).to_have_text("0 of 1 right.")
+    expect(page.get_by_role("status")).to_contain_text("0 of 1 right.")
     # An open question shows its numbers.
     scaled = cards.filter(has_text=re.compile("Why scaled"))
+    expect(scaled).to_contain_text("Think first")
     scaled.get_by_role("button", name="Compute the answer").click()
     expect(scaled.locator(".finding").first).to_contain_text("standard deviation")
+    expect(scaled).not_to_contain_text("Think first")
     assert "answers=thinking.a+why-scaled" in page.url
+    # A mask shows its weights: none above the diagonal.
+    mask = cards.filter(has_text="What is this mask function")
+    mask.get_by_role("button", name="Compute the answer").click()
+    expect(mask.locator(".weights tr")).to_have_count(4)
+    rows = [row.locator("td").all_inner_texts() for row in mask.locator(".weights tr").all()]
+    assert [row.count("0") for row in rows] == [3, 2, 1, 0]

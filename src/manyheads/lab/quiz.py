@@ -6,7 +6,7 @@ looked up. An open question has no choices, and its findings are the answer.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,16 +26,24 @@ from manyheads.summary import ModelSummary, count_parameters, summarize
 
 @dataclass(frozen=True)
 class Finding:
-    """What was computed for a choice (by its letter) or for an open question."""
+    """What was computed for a choice (by its letter) or for an open question.
+
+    `bars` are numbers to compare, by their names; `weights` is a map of attention.
+    """
 
     text: str
     letter: str = ""
     right: bool = True
+    bars: dict[str, int | float] = field(default_factory=dict)
+    weights: list[list[float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quiz:
-    """A question of a lecture. `printed` is the answer that the lecture gives, empty if none."""
+    """A question of a lecture. `printed` is the answer that the lecture gives, empty if none.
+
+    `therefore` is the answer in one sentence, `page` the page of `manyheads view` that shows it.
+    """
 
     name: str
     lecture: str
@@ -43,6 +51,8 @@ class Quiz:
     question: str
     choices: dict[str, str]
     judge: Callable[[], list[Finding]]
+    therefore: str
+    page: str = ""
     printed: str = ""
     remark: str = ""
 
@@ -57,6 +67,8 @@ def as_dict(quiz: Quiz) -> dict[str, Any]:
         "question": quiz.question,
         "choices": quiz.choices,
         "answer": answer(findings),
+        "therefore": quiz.therefore,
+        "page": quiz.page,
         "printed": quiz.printed,
         "findings": [vars(finding) for finding in findings],
         "remark": quiz.remark,
@@ -84,6 +96,7 @@ def answer_text(quiz: Quiz) -> str:
     if quiz.choices:
         given = f"; the lecture says {quiz.printed}" if quiz.printed else ""
         lines.insert(0, f"  Answer: {answer(findings)}{given}")
+    lines.append(f"  Therefore: {quiz.therefore}")
     return "\n".join(lines + [f"  {quiz.remark}"] * bool(quiz.remark))
 
 
@@ -102,10 +115,17 @@ def _thinking() -> list[Finding]:
         f"112 / 8 = 14, 96 / 8 = 12, softmax = {first:.4f}, {second:.4f} "
         f"(without the division by 8: {plain:.7f})"
     )
+    mistakes = {
+        "a": "equal weights need equal scores: this ignores 112 and 96",
+        "b": f"112 / (112 + 96) = {112 / (112 + 96):.2f} divides the scores by their sum, "
+        "without exp",
+        "d": f"{second:.2f} is the weight of v₂: the two are exchanged",
+    }
     return [
-        Finding(why if letter == nearest_letter else f"{share} is not {first:.4f}", letter, right)
-        for letter, share in mixtures.items()
-        for right in [letter == nearest_letter]
+        Finding(why, letter, True, {"weight of v₁": first, "weight of v₂": second})
+        if letter == nearest_letter
+        else Finding(mistakes.get(letter, why), letter, False)
+        for letter in mixtures
     ]
 
 
@@ -129,18 +149,21 @@ def _versus_lstm(dim: int = 512, length: int = 512) -> list[Finding]:
             f"in an LSTM layer (d = {dim}, n = {length})",
             "a",
             operations < 2 * weights,
+            {"Transformer block": operations, "LSTM layer": 2 * weights},
         ),
         Finding(
             f"from 8 to 32 words the longest chain of operations grows from {transformer[0]} to "
             f"{transformer[1]} in a Transformer, from {recurrent[0]} to {recurrent[1]} in an LSTM",
             "b",
             transformer[1] / transformer[0] < recurrent[1] / recurrent[0],
+            {"Transformer, 32 words": transformer[1], "LSTM, 32 words": recurrent[1]},
         ),
         Finding(
             f"{block / 1e6:.2f}M in a block (12 d² and biases), {weights / 1e6:.2f}M in an LSTM "
             "layer (8 d²)",
             "c",
             block < weights,
+            {"Transformer block": block, "LSTM layer": weights},
         ),
         Finding(
             f"with two words exchanged, the output at the last word changes by {moved:.1g} of its "
@@ -180,7 +203,8 @@ def _why_scaled() -> list[Finding]:
             Finding(
                 f"d_k = {dim}: q·k has a standard deviation of {scores.std():.1f} "
                 f"(√d_k = {math.sqrt(dim):.0f}); the largest slope α(1 − α) of the softmax is "
-                f"{slopes[0]:.3f} on average, {slopes[1]:.3f} after the division by √d_k"
+                f"{slopes[0]:.3f} on average, {slopes[1]:.3f} after the division by √d_k",
+                bars={"slope": slopes[0], "slope after the division": slopes[1]},
             )
         )
     return findings
@@ -197,14 +221,17 @@ def _masked() -> list[Finding]:
     masked = attention_weights(q, k, score="dot", rule="causal")[0, 0, 1, 1].item()
     full = attention_weights(q, k, score="dot")[0, 0, 1, 1].item()
     values = {"A": 0.0, "B": 0.5, "C": math.e / (2 * math.e + 1 / math.e + 1), "D": 1.0}
+    weights = attention_weights(q, k, score="dot", rule="causal")[0, 0].tolist()
+    texts = {
+        "A": f"α₂₂ is {masked:.4f}: the mask hides later positions, not the position itself",
+        "B": f"two positions are left, with equal scores: α₂₂ = e / (e + e) = {masked:.4f}",
+        "C": f"this forgets the mask: over all four positions α₂₂ is {full:.4f}",
+        "D": "only the first row has a single position left; the second has two",
+    }
     return [
-        Finding(
-            f"{value:.4f}, and α₂₂ = {masked:.4f}"
-            + (f"; without the mask it is {full:.4f}" if letter == "C" else ""),
-            letter,
-            abs(value - masked) < 1e-6,
-        )
+        Finding(texts[letter], letter, right, weights=weights if right else [])
         for letter, value in values.items()
+        for right in [abs(value - masked) < 1e-6]
     ]
 
 
@@ -232,12 +259,14 @@ def _understanding() -> list[Finding]:
             f"{feed_forward / 1e6:.1f}M, so (A) is {attention['target'] > feed_forward} there",
             "A",
             attention["source"] > feed_forward,
+            {"attention, encoder": attention["source"], "feed-forward": feed_forward},
         ),
         Finding(
             f"8 heads of 64: {base.sequence_flops / 1e9:.1f} GFLOPs, one head of 512: "
             f"{one_head.sequence_flops / 1e9:.1f}",
             "B",
             base.sequence_flops > one_head.sequence_flops,
+            {"8 heads": base.sequence_flops, "one head": one_head.sequence_flops},
         ),
         Finding(
             f"learned positions for {longest} tokens "
@@ -251,6 +280,7 @@ def _understanding() -> list[Finding]:
             f"{_bert_token(50_000) / _bert_token(512):.1f} times as much",
             "D",
             _bert_token(50_000) < 1.5 * _bert_token(512),
+            {"FLOPs a token, n = 512": _bert_token(512), "n = 50,000": _bert_token(50_000)},
         ),
     ]
 
@@ -291,7 +321,8 @@ def _long() -> list[Finding]:
         findings.append(
             Finding(
                 f"n = {n:,}: n² = {n * n:,} scores a head; they and the weighted sums are "
-                f"{_scores_share(n):.0%} of the FLOPs of BERT-base"
+                f"{_scores_share(n):.0%} of the FLOPs of BERT-base",
+                bars={"scores and sums": _scores_share(n), "the rest": 1 - _scores_share(n)},
             )
         )
     return findings
@@ -316,7 +347,8 @@ def _normalized_gradients() -> list[Finding]:
             Finding(
                 f"{kind} norms the gradients of the 12 blocks have norms from {min(norms):.3g} to "
                 f"{max(norms):.3g} (largest / smallest {max(norms) / min(norms):.3g}), at a loss "
-                f"of {float(loss.detach()):.3g} (single words {text.entropy:.3g})"
+                f"of {float(loss.detach()):.3g} (single words {text.entropy:.3g})",
+                bars={"smallest": min(norms), "largest": max(norms)},
             )
         )
     return findings
@@ -330,7 +362,19 @@ def _dot_products() -> list[Finding]:
     products = [int(torch.tensor(a) @ torch.tensor(b)) for a, b in vectors]
     last = products[-1]
     return [
-        Finding(f"the products are {', '.join(map(str, products))}", letter, value == last)
+        Finding(
+            f"the products are {', '.join(map(str, products))}",
+            letter,
+            True,
+            {
+                f"{channels} channels": value
+                for channels, value in zip((2, 3, 4), products, strict=True)
+            },
+        )
+        if value == last
+        else Finding(
+            f"{value} is the product of the first {2 + products.index(value)}", letter, False
+        )
         for letter, value in (("a", 8), ("b", 12), ("c", 20))
     ]
 
@@ -341,7 +385,8 @@ def _extra_parameters() -> list[Finding]:
     return [
         Finding(
             f"attention has {added:,} of the {summary.parameters:,} parameters of an LSTM "
-            f"encoder–decoder of width 256 ({added / summary.parameters:.1%})"
+            f"encoder–decoder of width 256 ({added / summary.parameters:.1%})",
+            bars={"attention": added, "the rest": summary.parameters - added},
         )
     ]
 
@@ -358,7 +403,8 @@ def _all_at_once() -> list[Finding]:
         findings.append(
             Finding(
                 f"{'with' if rule == 'causal' else 'without'} the mask the output at word 2 "
-                f"depends on words 3 to 5 with a gradient of {seen:.3g}"
+                f"depends on words 3 to 5 with a gradient of {seen:.3g}",
+                weights=attention_weights(x, x, rule=rule)[0, 0].tolist(),
             )
         )
     return findings
@@ -371,9 +417,9 @@ def _mask_function() -> list[Finding]:
     torch.manual_seed(1)
     q = torch.randn(1, 1, 4, 8)
     weights = attention_weights(q, q, rule="causal")[0, 0]
-    rows = ", ".join(" ".join(f"{w:.2f}" for w in row) for row in weights.tolist())
     zeros = int((weights == 0).sum())
-    return [Finding(f"it adds −∞ above the diagonal: {zeros} of 16 weights are 0; rows: {rows}")]
+    text = f"added to the scores before the softmax, it makes {zeros} of 16 weights exactly 0"
+    return [Finding(text, weights=weights.tolist())]
 
 
 def _unembedding() -> list[Finding]:
@@ -383,7 +429,8 @@ def _unembedding() -> list[Finding]:
     return [
         Finding(
             f"it is Eᵀ, the transpose of the embedding: GPT-3 Small has {tied / 1e6:.0f}M "
-            f"parameters with one matrix and {untied / 1e6:.0f}M with two"
+            f"parameters with one matrix and {untied / 1e6:.0f}M with two",
+            bars={"one matrix": tied, "two matrices": untied},
         )
     ]
 
@@ -404,6 +451,8 @@ QUIZZES = (
             "d": "0.12 v₁ + 0.88 v₂",
         },
         judge=_thinking,
+        therefore="Divide by √d_k, then apply softmax: the larger score takes most of the weight.",
+        page="attention",
         printed="c",
     ),
     Quiz(
@@ -418,6 +467,7 @@ QUIZZES = (
             "d": "Transformers are better at capturing positional information than LSTMs",
         },
         judge=_versus_lstm,
+        therefore="Attention has no chain over the positions: all are computed at once.",
         printed="b",
     ),
     Quiz(
@@ -427,6 +477,9 @@ QUIZZES = (
         question="Why scaled dot product?",
         choices={},
         judge=_why_scaled,
+        therefore="Without the division, scores grow with d_k: the softmax saturates and its "
+        "gradient vanishes.",
+        page="flow",
     ),
     Quiz(
         name="masked",
@@ -436,6 +489,8 @@ QUIZZES = (
         "should be the value of α₂₂ in masked attention?",
         choices={"A": "0", "B": "0.5", "C": "e / (2e + e⁻¹ + 1)", "D": "1"},
         judge=_masked,
+        therefore="Row 2 sees positions 1 and 2 only, and their scores are equal.",
+        page="attention",
         printed="B",
     ),
     Quiz(
@@ -452,6 +507,8 @@ QUIZZES = (
             "D": "We can easily scale Transformers to long sequences",
         },
         judge=_understanding,
+        therefore="A table of learned positions has no row for position L + 1.",
+        page="positions",
         printed="C",
     ),
     Quiz(
@@ -462,6 +519,8 @@ QUIZZES = (
         "Does the output at a word change?",
         choices={"a": "no", "b": "yes"},
         judge=_order,
+        therefore="Attention sums over a set: without positions, the order of the words is lost.",
+        page="positions",
         remark=POLL,
     ),
     Quiz(
@@ -471,6 +530,8 @@ QUIZZES = (
         question="LayerNorm's success may be due to its normalizing gradients. Does it?",
         choices={},
         judge=_normalized_gradients,
+        therefore="Compare the largest gradient with the smallest: the closer they are, the more "
+        "evenly the blocks learn.",
     ),
     Quiz(
         name="long",
@@ -479,6 +540,7 @@ QUIZZES = (
         question="n ≤ 30 for a sentence, n = 512 in practice. But what if we'd like n ≥ 50,000?",
         choices={},
         judge=_long,
+        therefore="The n² scores take over: at that length they cost more than everything else.",
     ),
     Quiz(
         name="extra-parameters",
@@ -488,6 +550,7 @@ QUIZZES = (
         "How many?",
         choices={},
         judge=_extra_parameters,
+        therefore="Few: attention adds projections, no matrix that grows with the text.",
     ),
     Quiz(
         name="dot-products",
@@ -497,6 +560,8 @@ QUIZZES = (
         "[1, 2, 1, 1]·[2, 3, 4, 8]?",
         choices={"a": "8", "b": "12", "c": "20"},
         judge=_dot_products,
+        therefore="The sum grows with the number of channels; this is why q·k is divided by √d_k.",
+        page="flow",
         printed="c",
         remark="Every slide of this lecture links to one poll (menti.com) and prints no question "
         "of it; this one asks for the slide's own example.",
@@ -508,15 +573,19 @@ QUIZZES = (
         question="What if we try to train on all at once?",
         choices={},
         judge=_all_at_once,
+        therefore="Without the mask each position sees the words that it must predict.",
+        page="attention",
         remark='"Cheating!", says the slide: mask out these values.',
     ),
     Quiz(
         name="mask",
         lecture="UMass",
         slide="Masking out the future",
-        question="What is this mask function?",
+        question="What is this mask function? (0 −∞ −∞ −∞; 0 0 −∞ −∞; 0 0 0 −∞; 0 0 0 0)",
         choices={},
         judge=_mask_function,
+        therefore="The causal mask: −∞ above the diagonal hides every later position.",
+        page="attention",
     ),
     Quiz(
         name="unembedding",
@@ -525,6 +594,9 @@ QUIZZES = (
         question='Why "unembedding"?',
         choices={},
         judge=_unembedding,
+        therefore="The embedding turns tokens into vectors; its transpose turns vectors into "
+        "scores of tokens.",
+        page="lens",
     ),
 )
 

@@ -1,10 +1,13 @@
 // Quiz: the questions of the lectures. A choice is answered by a computation, with the number that decides.
 
 import { get, post } from "../api.js";
-import { button, element, escaped, html, nothing, render } from "../dom.js";
+import { barTable } from "../bars.js";
+import { css, weightScale } from "../colour.js";
+import { button, element, escaped, html, nothing, render, shown } from "../dom.js";
 import { coloured } from "../math.js";
 import { definePage } from "../page.js";
-import { change, read } from "../state.js";
+import { pageOf } from "../pages.js";
+import { address, change, read } from "../state.js";
 
 /** @typedef {{name: string, lecture: string, slide: string, question: string, choices: Record<string, string>}} Question */
 
@@ -49,7 +52,8 @@ function drawAll(chosen) {
   render(questions.map((quiz) => card(quiz, chosen.get(quiz.name))), place);
   const verdicts = questions.map((quiz) => verdict(quiz, chosen.get(quiz.name)));
   const judged = verdicts.filter((right) => right !== undefined);
-  score.textContent = judged.length ? `${judged.filter(Boolean).length} of ${judged.length} right.` : `${questions.length} questions.`;
+  const right = judged.length ? `, ${judged.filter(Boolean).length} of ${judged.length} right` : "";
+  score.textContent = `${chosen.size} of ${questions.length} done${right}.`;
   render(index(chosen, verdicts), list);
 }
 
@@ -99,15 +103,33 @@ function card({ name, lecture, slide, question, choices }, chosen) {
   const result = chosen === undefined ? null : answers.get(name);
   const letters = Object.entries(choices);
   const note = (text) => html`<p class="note">${text}</p>`;
-  const open = () => (result ? result.findings.map(({ text }) => html`<p class="finding">${indexed(text)}</p>`) : button("Compute the answer", () => answer(name, ""), { id: `quiz-${name}`, kind: "primary" }));
+  const think = note("Think first: how would you answer in one sentence?");
+  const open = () => (result ? result.findings.map((one) => html`<div class="finding">${indexed(one.text)}${picture(one)}</div>`) : [chosen === undefined ? think : nothing, button("Compute the answer", () => answer(name, ""), { id: `quiz-${name}`, kind: "primary" })]);
   return html`<article class="card quiz ${letters.length ? "" : "open"}" id="card-${name}">
     ${note(`${lecture} · ${slide}`)}
     <h2>${typeset(question)}</h2>
+    ${result ? html`<p class="insight">${indexed(result.therefore)}${seeIn(result.page)}</p>` : nothing}
     ${letters.length ? html`<ul>${letters.map(([letter, text]) => choiceOf(name, letter, text, chosen, result))}</ul>` : html`<div>${open()}</div>`}
     ${chosen !== undefined && !result ? note("Computing …") : nothing}
     ${result?.printed ? note(`The lecture says ${result.printed}.`) : nothing}
     ${result?.remark ? note(result.remark) : nothing}
   </article>`;
+}
+
+/** The way to the page that shows the answer in a run. @param {string} page */
+const seeIn = (page) => (page ? html` <a href=${address(page, { theme: read().theme ?? "" })}>See it in ${pageOf(page).title} →</a>` : nothing);
+
+/** The numbers of a finding as bars, or its weights as a map. @param {{bars: Record<string, number>, weights: number[][]}} finding */
+function picture({ bars, weights }) {
+  const numbers = Object.entries(bars);
+  if (numbers.length) {
+    const full = Math.max(1e-12, ...numbers.map(([, value]) => value));
+    const text = (value) => (value >= 1e4 ? `${shown(value / 1e6, 2)} million` : shown(value, 2));
+    return html`<div class="shows">${barTable(numbers.map(([label, value]) => ({ label, values: [value], texts: [text(value)] })), "", full)}</div>`;
+  }
+  if (!weights.length) return nothing;
+  const cell = (value) => html`<td .style=${`background: ${css(Math.round(255 * value), weightScale())}; color: ${value > 0.45 ? "#fff" : "#111"}`}>${value ? value.toFixed(2) : "0"}</td>`;
+  return html`<table class="shows weights" aria-label="Attention weights: a row for each query">${weights.map((row) => html`<tr>${row.map(cell)}</tr>`)}</table>`;
 }
 
 /** A choice; once answered, with what was computed for it. */
@@ -116,6 +138,6 @@ function choiceOf(name, letter, text, chosen, result) {
   const judged = finding ? (finding.right ? "right" : "wrong") : "";
   return html`<li class=${judged}>
     ${button(html`<b>(${letter})</b> <span>${indexed(text)}</span>`, () => answer(name, letter), { id: `quiz-${name}-${letter}`, pressed: chosen === letter })}
-    ${finding ? html`<p class="finding"><strong>${finding.right ? "✓" : "✗"} ${judged}: </strong>${finding.text}</p>` : nothing}
+    ${finding ? html`<p class="finding"><strong>${finding.right ? "✓" : "✗"} ${judged}: </strong>${indexed(finding.text)}</p>${picture(finding)}` : nothing}
   </li>`;
 }
