@@ -23,7 +23,7 @@ const { exact, percent, shown, spelled, visible } = await import(`${page}/dom.js
 const { csv, wrapped } = await import(`${page}/exports.js`);
 const { cellOf, coverages, greatestHead, limited, reordered, tellingCell } = await import(`${page}/fitting.js`);
 const { diagram, headDiagram, headOf, pathOf, sublayers } = await import(`${page}/flowlayout.js`);
-const { classStory, fillStory, goldCells, halfOf, knockStory, lookStory, lossStory, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, wayTo, wordsOf } = await import(`${page}/insights.js`);
+const { classStory, fillStory, goldCells, halfOf, knockStory, lookStory, lossStory, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, tokenStory, wayTo, wordsOf } = await import(`${page}/insights.js`);
 const { mathml } = await import(`${page}/math.js`);
 const { strongest } = await import(`${page}/lines.js`);
 const { address, change, onChange, pageName, read } = await import(`${page}/state.js`);
@@ -275,7 +275,7 @@ test("the outcome names the step at which greedy search drops the best text", ()
 });
 
 test("the boxes of all steps fit, as long as they are readable", () => {
-  for (const [steps, room] of [[3, 1200], [13, 1200], [14, 1216]]) {
+  for (const [steps, room] of [[3, 1200], [13, 1200], [14, 1216], [13, 848]]) {
     const { across, width, margin } = boxesFor(steps, room);
     assert.ok(2 * margin + across * steps + width <= room, `${steps} steps in ${room}`);
   }
@@ -291,6 +291,15 @@ test("a knock-out tells what is lost, what has changed, and how probable the tex
   assert.match(told, /Without head 2·4: “kaufen morgen” becomes “suchen”; .* from 90 % to 30 %/);
   assert.match(knockStory(full, { ...without, free: "Wir kaufen Brot." }, ["decoder.cross.1.3"]), /“morgen” is lost/);
   assert.match(knockStory(full, { ...without, free: full.text }, ["a.0.0", "a.0.1"]), /heads 1·1, 1·2 the model writes the same/);
+});
+
+test("a text is told by what is divided most, whatever is typed", () => {
+  assert.match(tokenStory("Unseen cat", ["Un", "seen", " cat"]), /“Unseen” is divided into 2 tokens.* 1 of 2 words are one token/);
+  assert.match(tokenStory("é a", ["\\xc3", "\\xa9", " a"]), /^“é” is 2 bytes: /);
+  assert.match(tokenStory("é a", ["é", " a"]), /^Each word is frequent enough/);
+  assert.match(tokenStory("The cat", ["<unk>", "cat"]), /^1 of 2 tokens are unknown/);
+  assert.match(tokenStory("!?", ["!", "?"]), /^2 tokens, no word/);
+  assert.equal(tokenStory("", []), "");
 });
 
 test("the loss story tells overfitting from convergence", () => {

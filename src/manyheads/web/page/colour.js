@@ -42,11 +42,13 @@ const viridis = Array.from({ length: 256 }, (_, byte) =>
 const ink = between([[255, 255, 255], [196, 203, 219], [132, 144, 178], [70, 82, 125], [16, 20, 48]]);
 const signed = between([[5, 48, 97], [51, 122, 183], [146, 197, 222], [255, 255, 255], [244, 165, 130], [203, 77, 67], [103, 0, 31]]);
 
+const wrong = between([[255, 255, 255], [255, 222, 190], [245, 166, 100], [196, 92, 22], [112, 44, 4]]); // of what is wrong, beside ink
+
 const heat = between([[0, 0, 0], [255, 140, 26]]); // over a picture: as opaque as the weight is large
 
-/** @typedef {"ink"|"signed"|"viridis"|"heat"} Scale */
+/** @typedef {"ink"|"signed"|"viridis"|"heat"|"wrong"} Scale */
 const SCALES = Object.fromEntries(
-  Object.entries({ ink, signed, viridis, heat }).map(([name, colours]) => {
+  Object.entries({ ink, signed, viridis, heat, wrong }).map(([name, colours]) => {
     const all = [...colours, GREY];
     return [name, { colours: all, pixels: new Uint32Array(Uint8Array.from(all.flatMap((one) => [...one, 255])).buffer) }];
   }),

@@ -174,6 +174,33 @@ export function boxStory({ name, words }, rows, columns, values, [row, column]) 
   return "";
 }
 
+const bytesOf = (text) => new TextEncoder().encode(text).length;
+/** A piece that is no text has its bytes spelled out: \\xc3. */
+const pieceBytes = (piece) => bytesOf(piece.replace(/\\x[0-9a-f]{2}/g, "?"));
+
+/** The letter or word that is divided into most tokens, or how many are unknown. @param {string} text @param {string[]} pieces */
+export function tokenStory(text, pieces) {
+  const starts = [...text.matchAll(/[\p{L}\p{N}]+/gu)].map((match) => ({ word: match[0], from: bytesOf(text.slice(0, match.index)), to: bytesOf(text.slice(0, match.index + match[0].length)) }));
+  if (!pieces.length) return "";
+  let end = 0;
+  const ends = pieces.map((piece) => (end += pieceBytes(piece)));
+  if (end !== bytesOf(text)) {
+    const unknown = pieces.filter((piece) => /^[<[]unk[>\]]$/i.test(piece)).length;
+    if (unknown) return `${unknown} of ${pieces.length} tokens are unknown: the model cannot tell their words apart.`;
+    return `${pieces.length} tokens for ${starts.length} words.`;
+  }
+  const countOf = ({ from, to }) => pieces.filter((piece, at) => ends[at] > from && ends[at] - pieceBytes(piece.trimStart()) < to).length;
+  const letters = [...text.matchAll(/\P{ASCII}/gu)].map((match) => ({ letter: match[0], from: bytesOf(text.slice(0, match.index)), to: bytesOf(text.slice(0, match.index)) + bytesOf(match[0]) }));
+  const divided = new Map(letters.filter((one) => countOf(one) > 1).map(({ letter }) => [letter, bytesOf(letter)]));
+  if (divided.size) return `${[...divided].slice(0, 4).map(([letter, bytes]) => `“${letter}” is ${bytes} bytes`).join(", ")}: training has learned no merge that joins them, so the bytes stay several tokens.`;
+  if (!starts.length) return `${pieces.length} token${pieces.length > 1 ? "s" : ""}, no word among them.`;
+  const counts = starts.map(countOf);
+  const most = Math.max(...counts);
+  const single = counts.filter((count) => count === 1).length;
+  if (most === 1) return "Each word is frequent enough to be one token.";
+  return `“${starts[counts.indexOf(most)].word}” is divided into ${most} tokens: it is too rare for a token of its own. ${single} of ${starts.length} words are one token each.`;
+}
+
 /** The number of patches that hold half of the attention. @param {ArrayLike<number>} weights */
 export function halfOf(weights) {
   const sorted = Array.from(weights).sort((a, b) => b - a);

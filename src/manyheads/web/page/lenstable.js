@@ -1,15 +1,15 @@
 // The logit lens as a table: a row for each layer, a column for each position, in each cell the
 // likeliest token, its colour a number between two ends; keys walk over it.
 
-import { byteOf, css, rgb, weightScale } from "./colour.js";
+import { byteOf, css, paint, rgb, weightScale } from "./colour.js";
 import { element, escaped, shown, visible } from "./dom.js";
 import { Figure, onArrow } from "./figure.js";
 
 const CELL = [74, 22]; // of a saved picture
 
 /** Dark letters on light colours. */
-function inkOn(byte) {
-  const [red, green, blue] = rgb(byte);
+function inkOn(byte, scale) {
+  const [red, green, blue] = rgb(byte, scale);
   return 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#000" : "#fff";
 }
 
@@ -25,7 +25,11 @@ export class LensTable extends Figure {
       "aria-label": "Likeliest token after each layer: arrow keys move over the cells",
       onkeydown: (event) => this.walk(event),
     });
-    this.fill(element("div", { class: "scroll" }, this.body));
+    this.frame = element("div", { class: "scroll" }, this.body);
+    this.fill(this.frame);
+    this.bars = [element("canvas", { class: "bar", "aria-hidden": "true" }), element("canvas", { class: "bar", "aria-hidden": "true" })];
+    this.most = element("span");
+    this.output.after(element("div", { class: "scale" }, "right", this.bars[0], "wrong", this.bars[1], this.most));
   }
 
   /**
@@ -38,14 +42,33 @@ export class LensTable extends Figure {
     this.name = lens.name;
     this.lens = lens;
     this.cells = lens.rows.map((_row, layer) => lens.given.map((_column, position) => this.cell(layer, position)));
+    for (const [number, scale] of [weightScale(), /** @type {const} */ ("wrong")].entries()) paint(this.bars[number], Uint8Array.from({ length: 256 }, (_, byte) => byte), 1, 256, scale);
+    this.most.textContent = `${shown(lens.low)} to ${shown(lens.high, 2)}`;
+    const known = lens.expected.filter((one) => one !== null).length;
     const head = (title, labels) =>
       element("tr", {}, element("th", { scope: "row" }, title), ...labels.map((label) => element("th", { scope: "col" }, label === null ? "" : visible(label))));
     this.body.replaceChildren(
       head("read", lens.given),
-      ...lens.rows.map((label, layer) => element("tr", {}, element("th", { scope: "row" }, label), ...this.cells[layer])),
+      ...lens.rows.map((label, layer) => element("tr", {}, element("th", { scope: "row" }, label, ...this.score(layer, known)), ...this.cells[layer])),
       head("next", lens.expected),
     );
     this.choose(Math.min(at[0], lens.rows.length - 1), Math.min(at[1], lens.given.length - 1), false);
+  }
+
+  /** How many next tokens a layer has right, as a number and a bar. */
+  score(layer, known) {
+    if (!known) return [];
+    const { tokens, expected } = this.lens;
+    const right = expected.filter((token, position) => token !== null && token === tokens[layer][position]).length;
+    const made = element("span", { class: "score" }, `${right} of ${known}`);
+    made.style.backgroundSize = `${(100 * right) / known}% 3px`;
+    return [" ", made];
+  }
+
+  /** The scale of a cell: what is wrong has a colour of its own. */
+  scaleOf(layer, position) {
+    const { tokens, expected } = this.lens;
+    return expected[position] === null || tokens[layer][position] === expected[position] ? weightScale() : "wrong";
   }
 
   cell(layer, position) {
@@ -57,8 +80,9 @@ export class LensTable extends Figure {
       { role: "gridcell", class: token === expected[position] ? "right" : "", onclick: () => this.choose(layer, position) },
       visible(token),
     );
-    made.style.backgroundColor = css(byte);
-    made.style.color = inkOn(byte);
+    const scale = this.scaleOf(layer, position);
+    made.style.backgroundColor = css(byte, scale);
+    made.style.color = inkOn(byte, scale);
     return made;
   }
 
@@ -73,6 +97,8 @@ export class LensTable extends Figure {
     this.at = [layer, position];
     const cell = this.cells[layer][position];
     cell.setAttribute("aria-selected", "true");
+    const beyond = cell.offsetLeft + cell.offsetWidth + 8 - this.frame.clientWidth;
+    if (!tell) this.frame.scrollLeft = Math.max(0, beyond);
     if (document.activeElement === this.body) cell.scrollIntoView({ block: "nearest", inline: "nearest" });
     const { rows, given, tokens, values, what } = this.lens;
     this.output.textContent = `${rows[layer]}, after “${visible(given[position])}”: “${visible(tokens[layer][position])}”, ${what} ${shown(values[layer][position])}`;
@@ -91,8 +117,8 @@ export class LensTable extends Figure {
       inside += `<text x="6" y="${y(row) + 15}">${escaped(label)}</text>`;
       given.forEach((_, at) => {
         const byte = byteOf(values[row][at], low, high);
-        inside += `<rect x="${left + wide * at}" y="${y(row)}" width="${wide - 1}" height="${tall - 1}" fill="${css(byte)}"/>`;
-        inside += text(left + wide * at + 4, y(row) + 15, tokens[row][at], inkOn(byte));
+        inside += `<rect x="${left + wide * at}" y="${y(row)}" width="${wide - 1}" height="${tall - 1}" fill="${css(byte, this.scaleOf(row, at))}"/>`;
+        inside += text(left + wide * at + 4, y(row) + 15, tokens[row][at], inkOn(byte, this.scaleOf(row, at)));
       });
     });
     inside += text(6, y(-1) + 15, "read") + text(6, y(rows.length) + 15, "next");

@@ -7,6 +7,8 @@ import { Figure } from "./figure.js";
 const WIDE = { width: 126, height: 24, across: 154, down: 30, margin: 8, top: 22 };
 // On the page: the score below the token, so that all steps fit.
 const NARROW = { width: 60, height: 36, across: 74, down: 41, margin: 4, top: 20 };
+// Closer together, before the tree has to scroll.
+const TIGHT = { width: 56, across: 60 };
 const [LABEL, NUMBER, LETTER] = [12, 11.5, 7.1];
 const FILLS = { kept: "#0072b22e", ended: "#009e7340", pruned: "none" };
 const STROKES = { kept: "#0072b2", ended: "#009e73", pruned: "#8a8f94" };
@@ -18,7 +20,8 @@ const CHOSEN = "#d55e00"; // the path to the chosen token
 export function boxesFor(steps, room) {
   const across = Math.floor((room - 2 * NARROW.margin + 14) / (steps + 1));
   if (across >= WIDE.across) return WIDE;
-  if (across < NARROW.across) return NARROW;
+  const tight = Math.floor((room - 2 * NARROW.margin - TIGHT.width) / steps);
+  if (across < NARROW.across) return tight >= TIGHT.across ? { ...NARROW, ...TIGHT, across: tight } : NARROW;
   return { ...NARROW, across, width: across - 14 };
 }
 

@@ -56,7 +56,7 @@ function build() {
     comparison: new Comparison(),
   };
   const { form, table, top, chance, norm, added, comparison } = screen;
-  return [form.root, table.root, comparison.root, html`<div class="charts loose">${[top.root, chance.root, norm.root, added.root]}</div>`];
+  return [form.root, table.root, comparison.root, html`<div class="charts loose four">${[top.root, chance.root, norm.root, added.root]}</div>`];
 }
 
 /** Layer 0 is the embedding, before any layer. */
@@ -75,7 +75,7 @@ function showTable(by, state) {
   screen.table.show(
     {
       name: "lens",
-      title: `Most probable next token; colour: ${by === "entropy" ? `entropy, 0 to ${most.toFixed(2)} bits` : "its probability"}; underlined: right`,
+      title: `Most probable next token; colour: ${by === "entropy" ? `entropy, 0 to ${most.toFixed(2)} bits` : "its probability"}; underlined: right, orange: wrong`,
       insight: insight(table),
       rows,
       given: table.given,
@@ -97,11 +97,11 @@ function insight({ layers, top, pieces, probabilities, entropy, given, expected 
   if (!known.length) return "";
   const right = top.map((row) => known.filter((position) => pieces[row[position][0]] === expected[position]).length);
   const repeats = known.filter((position) => pieces[top[0][position][0]] === given[position]).length > known.length / 2;
-  const steps = right.map((count, layer) => `${count} after ${layer ? `layer ${layer}` : `the embedding${repeats ? ", which repeats the token read" : ""}`}`);
+  const steps = right.map((count, layer) => (layer ? count : `${count} of ${known.length}`)).join(" → ");
   const output = entropy[layers];
   const at = output.indexOf(Math.max(...output));
   const [first, second] = top[layers][at].map((id, rank) => `“${pieces[id].trim()}” (${Math.round(100 * probabilities[layers][at][rank])} %)`);
-  return `Right next tokens, of ${known.length}: ${steps.join("; ")}. Least certain is the token after “${given[at].trim()}”: ${first} or ${second}.`;
+  return `Right next tokens: ${steps}, layer by layer${repeats ? "; the embedding only repeats the token read" : ""}. Least certain is the token after “${given[at].trim()}”: ${first} or ${second}.`;
 }
 
 /** Shows the details of a cell and its position. */

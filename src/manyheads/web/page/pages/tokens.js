@@ -4,6 +4,7 @@ import { post } from "../api.js";
 import { element, escaped, html, labelled, render, shown, visible } from "../dom.js";
 import { saving } from "../exports.js";
 import { fill, textArea } from "../form.js";
+import { tokenStory } from "../insights.js";
 import { definePage } from "../page.js";
 import { runChoice } from "../runs.js";
 import { change, read } from "../state.js";
@@ -38,7 +39,7 @@ function panel(name, text, tokenized, first) {
   const characters = [...text].length;
   const per = tokenized.ids.length ? ` (${shown(characters / tokenized.ids.length, 2)} characters each)` : "";
   const about = `${tokenized.kind}, ${tokenized.vocab_size.toLocaleString("en")} tokens in the vocabulary; ${tokenized.ids.length} tokens for ${characters} characters${per}`;
-  const sentence = insight(text, tokenized.pieces);
+  const sentence = tokenStory(text, tokenized.pieces);
   return html`<figure class="panel tokens">
     <figcaption><h2>${name}</h2></figcaption>
     <p class="note">${about}</p>
@@ -49,33 +50,25 @@ function panel(name, text, tokenized, first) {
   </figure>`;
 }
 
-/** The word that is divided into most tokens. @param {string} text @param {string[]} pieces */
-function insight(text, pieces) {
-  const starts = [...text.matchAll(/[\p{L}\p{N}]+/gu)].map((match) => ({ word: match[0], from: match.index, to: match.index + match[0].length }));
-  if (!starts.length || pieces.join("") !== text) return "";
-  const ends = pieces.map((_, at) => pieces.slice(0, at + 1).join("").length);
-  const counts = starts.map(({ from, to }) => pieces.filter((piece, at) => ends[at] > from && ends[at] - piece.trimStart().length < to).length);
-  const most = Math.max(...counts);
-  const single = counts.filter((count) => count === 1).length;
-  if (most === 1) return "Each word is frequent enough to be one token.";
-  return `“${starts[counts.indexOf(most)].word}” is divided into ${most} tokens: it is too rare for a token of its own. ${single} of ${starts.length} words are one token each.`;
-}
-
 /** A slider over the merge steps, which starts unmerged and plays; the step of the first panel is in the URL. */
 function steps(tokenized, first) {
   const last = tokenized.steps.length - 1;
   const initial = first ? read().step : undefined;
-  const place = element("div", { class: "state" });
+  const state = element("div", { class: "state" });
+  const ranked = tokenized.steps.some((step) => step.rank !== null);
   const readout = element("output", { class: "readout" });
   let timer = 0;
   const showStep = (at) => {
     const step = tokenized.steps[at];
     const isNew = (index) => at > 0 && step.merged !== "" && step.pieces[index] === step.merged && tokenized.steps[at - 1].pieces[index] !== step.merged;
-    const rank = step.rank === null ? "" : `, merge ${step.rank + 1} of the vocabulary`;
+    const rank = step.rank === null ? "" : `, merge ${(step.rank + 1).toLocaleString("en")} of training`;
     const tried = step.tried.length ? ` (${step.tried.length} longer subwords are not in the vocabulary)` : "";
-    const why = step.merged ? `“${visible(step.merged)}”${rank}${tried}` : "start";
+    const place = at > 0 ? step.pieces.findIndex((_, index) => isNew(index)) : -1;
+    const [left, right] = place < 0 ? [] : tokenized.steps[at - 1].pieces.slice(place);
+    const from = left !== undefined && left + right === step.merged ? `“${visible(left)}” + “${visible(right)}” → ` : "";
+    const why = step.merged ? `${from}“${visible(step.merged)}”${rank}${tried}` : "start";
     readout.textContent = `Step ${at} of ${last}: ${why}`;
-    render(chips(step.pieces, [], isNew), place);
+    render(chips(step.pieces, [], isNew), state);
   };
   const stop = () => {
     clearTimeout(timer);
@@ -110,7 +103,7 @@ function steps(tokenized, first) {
   showStep(Number(slider.value));
   stop();
   if (initial === undefined && !matchMedia("(prefers-reduced-motion: reduce)").matches) start();
-  return html`<div><div class="player">${play}${labelled("Step", slider)}</div>${readout}${place}</div>`;
+  return html`<div><div class="player">${play}${labelled("Step", slider)}</div>${readout}${state}${ranked ? html`<p class="note">A low number is a pair that training found early, because it is frequent. Words are merged one after another, so numbers fall where a word begins.</p>` : ""}</div>`;
 }
 
 /** The steps as an image and as a table. */
