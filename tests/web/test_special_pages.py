@@ -263,8 +263,19 @@ def test_arcs_lead_to_what_an_event_looks_at(page: Any, client: TestClient) -> N
     row = tensor(client, actual["trace"], "decoder.self.weights")[1, 0, 21]
     readout = page.locator(".roll .readout")
     best = int(row.argmax())
-    reported = readout.inner_text().split("attends to ")[1].split(",")[0]
+    reported = readout.inner_text().split("attends to ")[1].split(";")[0]
     assert shared.reads(reported, float(row[best]))
+    # Voice and beat: event 21 is the first voice of the sixth sixteenth.
+    chosen = readout.inner_text().split("attends to")[0]
+    assert re.match(r"Event 21 \(soprano .*, beat 2\)", chosen)
+    # A weight has the same width for every event.
+    arcs = page.locator(".roll .arc").all()
+    widths = [float(arc.get_attribute("stroke-width") or 0) for arc in arcs]
+    others = sorted(np.delete(row[:22].numpy(), 21).tolist(), reverse=True)[: len(widths)]
+    assert sorted(widths, reverse=True) == pytest.approx(
+        [0.8 + 2.8 * weight**0.5 for weight in others], abs=0.01
+    )
+    expect(page.locator(".roll .voices")).to_contain_text(f"{len(widths)} arcs: ")
     assert reported.startswith(str(best) if best else "the beginning")
     assert page.locator(".roll .arc").count() in (11, 12)
     page.locator(".roll [role=img]").focus()

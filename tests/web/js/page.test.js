@@ -318,9 +318,9 @@ test("half of the attention is counted from the greatest weight on", () => {
   assert.match(classStory(classes, "9"), /“4” \(50 %\), but it is “9”/);
   assert.match(classStory(classes, "4"), /which is right/);
   assert.equal(classStory([], "4"), "");
-  assert.match(lookStory("Head 1", [0, 0.3, 0.3, 0.4], -1, 2), /40 % .* one patch \(row 2, column 2\)\. Half of it is on 2 of 4/);
-  assert.match(lookStory("Head 1", [0, 0, 0, 1], 0, 2), /100 % .* \(1 row below, 1 column to the right\)\.$/);
-  assert.equal(wayTo(4, 4, 3), "the patch itself");
+  assert.match(lookStory("Head 1", [0, 0.3, 0.3, 0.4], -1, 2), /40 % .* attention on row 2, column 2\. Half of it is on 2 of 4/);
+  assert.match(lookStory("Head 1", [0, 0, 0, 1], 0, 2), /100 % .* attention 1 row below, 1 column to the right\.$/);
+  assert.equal(wayTo(4, 4, 3), "on the patch itself");
 });
 
 test("positions that are most similar to those around them show the grid", () => {

@@ -217,7 +217,7 @@ export function halfOf(weights) {
 export function classStory([best], label) {
   if (!best) return "";
   const judged = label === undefined ? "" : best.label === label ? ", which is right" : `, but it is “${label}”`;
-  return `The model takes the picture for “${best.label}” (${percent(best.probability)})${judged}.`;
+  return `The model sees “${best.label}” (${percent(best.probability)})${judged}.`;
 }
 
 /** A patch in words. @param {number} at @param {number} side patches in a row */
@@ -230,7 +230,7 @@ export function wayTo(from, to, side) {
   const way = [];
   if (rows) way.push(`${steps(rows, "row")} ${rows > 0 ? "below" : "above"}`);
   if (columns) way.push(`${steps(columns, "column")} to the ${columns > 0 ? "right" : "left"}`);
-  return way.join(", ") || "the patch itself";
+  return way.join(", ") || "on the patch itself";
 }
 
 /**
@@ -242,9 +242,9 @@ export function lookStory(who, weights, query, side) {
   const all = Array.from(weights);
   const best = all.indexOf(Math.max(...all));
   const half = halfOf(all);
-  const where = query < 0 ? patchName(best, side) : wayTo(query, best, side);
+  const where = query < 0 ? `on ${patchName(best, side)}` : wayTo(query, best, side);
   const rest = half > 1 ? ` Half of it is on ${half} of ${all.length} patches.` : "";
-  return `${who} puts ${percent(all[best])} of its attention on one patch (${where}).${rest}`;
+  return `${who} puts ${percent(all[best])} of its attention ${where}.${rest}`;
 }
 
 /**
@@ -360,7 +360,7 @@ export function fillStory(masks, words, before = null) {
   if (hiding.length === 1) {
     const [{ word, mask, rank }] = hiding;
     const found = rank === 1 ? `The model puts “${word}” back: it is its first choice (${percent(mask.top[0].probability)}).` : `The model guesses another word: ${guesses(hiding[0])}.`;
-    return found + (before ? helpOf(word, mask, before) : "");
+    return found + (before && rank === 1 ? helpOf(word, mask, before) : "");
   }
   const right = hiding.filter(({ rank }) => rank === 1).length;
   if (!right) return `The model guesses other words: ${hiding.map(guesses).join("; ")}.`;

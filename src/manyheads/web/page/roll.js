@@ -1,11 +1,12 @@
 // A piano roll: notes over time and pitch, and arcs from one event to the events it attends to.
 
 import { LINES } from "./colour.js";
-import { element, shown, visible } from "./dom.js";
+import { element, percent, shown, visible } from "./dom.js";
 import { Figure, onArrow } from "./figure.js";
 import { strongest } from "./lines.js";
 
 const LEFT = 44;
+const SIXTEENTHS = 4; // of a beat
 const KEY = 9; // the height of a pitch
 const AROUND = 76; // on stage: title, legend and read-out
 const BASE = 34; // below the lowest: events without a pitch, and seconds
@@ -76,6 +77,8 @@ export class Roll extends Figure {
       sample.style.background = LINES[part % LINES.length];
       return element("span", {}, sample, voice);
     }));
+    this.share = element("span", {});
+    this.legend.append(this.share);
     const pitches = roll.notes.map((note) => note.pitch);
     this.low = Math.min(...(pitches.length ? pitches : [60])) - 1;
     this.high = Math.max(...(pitches.length ? pitches : [72])) + 1;
@@ -102,9 +105,20 @@ export class Roll extends Figure {
     this.plane.innerHTML = `<svg width="${this.width}" height="${this.height}" viewBox="0 0 ${this.width} ${this.height}" aria-hidden="true">${this.inside()}</svg>`;
     const [x, seen] = [this.x(events[at].time), this.frame.clientWidth];
     if (x < this.frame.scrollLeft || x > this.frame.scrollLeft + seen - 20) this.frame.scrollLeft = Math.max(0, x - seen + 60);
-    const called = (event) => (event < 0 ? "the beginning" : `${first + event} (${eventName(events[event])})`);
-    const readings = this.strongestKeys().slice(0, 4).map(([event, weight]) => `${called(event)} ${shown(weight)}`);
-    this.output.textContent = `Event ${called(at)} at ${shown(events[at].time / 1000)} s attends to ${readings.join(", ")}`;
+    const called = (event) => (event < 0 ? "the beginning" : `${first + event} (${this.placed(event)})`);
+    const readings = this.strongestKeys().slice(0, 4).map(([event, weight]) => `${called(event)} ${percent(weight)}`);
+    const arcs = this.strongestKeys().filter(([event]) => event !== at);
+    this.share.textContent = `${arcs.length} arcs: ${percent(arcs.reduce((sum, [, weight]) => sum + weight, 0))} of the attention; width grows with √weight. Where voices share a note, their colours mix.`;
+    this.output.textContent = `Event ${called(at)} at ${shown(events[at].time / 1000)} s attends to ${readings.join("; ")}`;
+  }
+
+  /** An event in words: its voice, note and beat, if the events are a grid of voices. @param {number} event */
+  placed(event) {
+    const { events, first, voices } = this.roll;
+    const name = eventName(events[event]);
+    if (!voices.length) return name;
+    const at = first - 1 + event;
+    return `${voices[at % voices.length]} ${name}, beat ${Math.floor(at / voices.length / SIXTEENTHS) + 1}`;
   }
 
   inside() {
@@ -120,16 +134,17 @@ export class Roll extends Figure {
     }
     for (const { start, end, pitch, part, loud } of notes) {
       const wide = Math.max(2, this.scale * (end - start) - 1);
-      parts.push(`<rect x="${this.x(start)}" y="${this.y(pitch) - this.key / 2}" width="${wide}" height="${this.key - 1}" rx="2" fill="${LINES[part % LINES.length]}" fill-opacity="${0.35 + 0.6 * loud}"/>`);
+      const isLit = start <= events[at].time && events[at].time < end; // it sounds at the chosen event
+      parts.push(`<rect ${isLit ? 'class="lit" stroke="currentColor" stroke-width="1.5" ' : ""}x="${this.x(start)}" y="${this.y(pitch) - this.key / 2}" width="${wide}" height="${this.key - 1}" rx="2" fill="${LINES[part % LINES.length]}" fill-opacity="${0.35 + 0.6 * loud}"/>`);
     }
     const place = (event) => (event < 0 ? [LEFT, this.height - BASE + 10] : [this.x(events[event].time) + 3, this.y(events[event].pitch)]);
     const [x, y] = place(at);
     const arcs = this.strongestKeys().filter(([one]) => one !== at);
-    const most = Math.max(1e-9, ...arcs.map(([, weight]) => weight));
+    parts.push(`<path class="playhead" stroke="currentColor" stroke-opacity="0.5" stroke-dasharray="3 3" d="M${x} ${TOP}V${this.height - BASE}"/>`);
     for (const [event, weight] of arcs) {
       const [toX, toY] = place(event);
       const bow = Math.max(4, Math.min(y, toY) - 18 - Math.abs(x - toX) / 6);
-      const share = weight / most;
+      const share = Math.sqrt(weight); // the same for every event and head: a weight of 1 is the widest arc
       const stroke = `stroke="${ARC}" stroke-opacity="${(0.25 + 0.75 * share).toFixed(3)}" stroke-width="${(0.8 + 2.8 * share).toFixed(2)}"`;
       parts.push(`<path class="arc" fill="none" ${stroke} d="M${x} ${y}Q${(x + toX) / 2} ${bow} ${toX} ${toY}"/><circle cx="${toX}" cy="${toY}" r="${(2 + 3.5 * share).toFixed(1)}" fill="${ARC}" stroke="#fff" stroke-width="0.8"/>`);
     }

@@ -124,7 +124,6 @@ function walk(event) {
 /** The most probable words for a mask, as bars. */
 function result(prediction, word, { name, title }) {
   const bars = new Bars({ name, relative: true });
-  bars.root.dataset.fit = "";
   const { hidden } = prediction;
   const row = (label, value, strong) => ({ label, values: [value], strong });
   const rows = prediction.top.map(({ piece, probability }) => row(piece, probability, piece === hidden?.piece));

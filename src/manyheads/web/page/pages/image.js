@@ -127,10 +127,10 @@ async function showTrace(trace, { state, isUpload }, signal) {
   // The first state is the head that looks most narrowly.
   const head = state.head === undefined ? ofLayer.reduce((best, one) => (Math.max(...one.values) > Math.max(...best.values) ? one : best)).head : limited(state.head, map.heads);
   const view = state.view || "head";
-  const from = query >= 0 ? `, from ${who} (blue frame),` : trace.before ? ", from the class token," : ", over all patches,";
-  let [title, values, what, name] = [`Layer ${layer + 1}, head ${head + 1}: attention of ${who}`, ofLayer[head].values, "weight", `Head ${head + 1} of layer ${layer + 1}${from}`];
+  const from = query >= 0 ? "From the blue patch, " : trace.before ? "From the class token, " : "Over all patches, ";
+  let [title, values, what, name] = [`Layer ${layer + 1}, head ${head + 1}: attention of ${who}`, ofLayer[head].values, "weight", `${from}head ${head + 1} of layer ${layer + 1}`];
   if (view === "rollout" && map.rollout) {
-    [title, values, what, name] = [`Rollout over layers 1 to ${layer + 1}: sources of ${who}`, over((await of(`${MAP}.rollout`, { layer })).values), "share", `The rollout over ${layer + 1} layers${from}`];
+    [title, values, what, name] = [`Rollout over layers 1 to ${layer + 1}: sources of ${who}`, over((await of(`${MAP}.rollout`, { layer })).values), "share", `${from}the rollout over ${layer + 1} layers`];
   } else if (view === "positions" && trace.tensors.includes("positions.similarity")) {
     [title, values, what] = [`Position similarity with ${who} (cosine)`, over((await of("positions.similarity")).values), "cosine"];
   }

@@ -57,7 +57,7 @@ function build() {
   };
   const { play, download, about, insight, roll, distance, likely, bar } = screen;
   bar.append(play, download, about);
-  return html`${insight}${bar}${roll.root}<div class="charts loose">${distance.root}${likely.root}</div>`;
+  return html`${insight}${bar}${roll.root}<div class="charts loose two">${distance.root}${likely.root}</div>`;
 }
 
 function controlsOf(state, isUpload, trace) {
@@ -119,7 +119,7 @@ async function showTrace(signal) {
   const called = head < 0 ? "mean of all heads" : `head ${head + 1}`;
   screen.showEvent = (at) => {
     screen.at = at;
-    const title = `Layer ${layer + 1}, ${called}: attention of event ${trace.begin + at + 1}, ${eventName(trace.events[at])}`;
+    const title = `Layer ${layer + 1}, ${called}: attention of event ${trace.begin + at + 1}, ${voices.length ? `${voices[at % voices.length]} ` : ""}${eventName(trace.events[at])}`;
     screen.roll.show({ name: `music-${layer + 1}-${head < 0 ? "mean" : head + 1}`, title, notes: trace.notes, events: trace.events, first: trace.begin + 1, weights: rowOf(at), at, top: TOP, voices });
   };
   screen.showEvent(state.event === undefined ? focused(trace.events, rowOf) : limited(state.event, count));
@@ -137,7 +137,7 @@ async function showTrace(signal) {
   const from = isUpload ? upload.name : `Piece ${limited(state.piece, 2 ** 31) + 1} of ${trace.count}`;
   const lost = state.piece === "upload" && !isUpload ? " The page has lost the uploaded file: choose it again." : "";
   const part = count < trace.words ? `events ${trace.begin + 1} to ${trace.begin + count} of ${trace.words}` : `${count} events`;
-  screen.about.textContent = `${from}, ${trace.encoding} encoding, ${part}, ${trace.notes.length} notes.${lost}`;
+  screen.about.textContent = `${from}, ${trace.encoding} encoding, ${part}, ${trace.notes.length} notes.${voices.length ? " An event is one voice for one sixteenth." : ""}${lost}`;
   screen.bar.hidden = false;
   screen.download.setAttribute("href", `data:audio/midi;base64,${trace.midi}`);
 }

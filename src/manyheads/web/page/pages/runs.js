@@ -4,6 +4,7 @@ import { get } from "../api.js";
 import { element, html, nothing, put, render, shown } from "../dom.js";
 import { fits, pageOf, PAGES } from "../pages.js";
 import { lastProbe } from "../probes.js";
+import { nameOf as pitchName } from "../roll.js";
 import { address } from "../state.js";
 import { exampleOf, sparkline, thumbnail } from "../thumbnail.js";
 import { trainingPanel } from "../training.js";
@@ -15,6 +16,7 @@ const START = [
   ["watch", "Watch it learn", "One sentence from the first training step to the last: drag along the loss curve."],
   ["flow", "Follow the numbers", "The forward pass as a diagram, down to the sum behind a single cell."],
 ];
+const SCORES = { bleu: "BLEU", chrf: "chrF", loss: "test loss", perplexity: "test perplexity" };
 const HERO = { width: 720, height: 270 }; // at most, of the large picture
 const KINDS = {
   seq2seq: "encoder–decoder Transformer",
@@ -54,10 +56,10 @@ export async function draw(place, state, signal) {
   for (const run of inOrder) {
     const story = run.probed ? await lastProbe(run.name, signal) : null;
     if (!story) continue;
-    if (run === first) showHero(hero, run, story);
+    if (run === first) keepHero(hero, run, story);
     const { thumb, sample } = pictures.get(run.name);
     thumb.replaceChildren(thumbnail(story));
-    const { input, output } = exampleOf(story);
+    const { input, output } = (run.can ?? []).includes("music") ? sung(exampleOf(story)) : exampleOf(story);
     render(html`<span>${input}</span> <span aria-hidden="true">→</span> <strong>${output}</strong>`, sample);
   }
 }
@@ -66,6 +68,23 @@ export async function draw(place, state, signal) {
 function heroRun(runs) {
   const probed = runs.filter((run) => !run.error && run.probed && fits(pageOf("watch"), run));
   return probed.find((run) => fits(pageOf("tour"), run)) ?? probed[0];
+}
+
+/** The beginning of a prompt and of its continuation, in the names of notes. @param {{input: string, output: string}} example */
+function sung({ input, output }) {
+  const notes = (words) => words.split(/\s+/).filter((word) => /^(p|on)_?\d+$/.test(word)).map((word) => pitchName(Number(word.replace(/\D/g, ""))));
+  return { input: `${notes(input).slice(0, 8).join(" ")} …`, output: `${notes(output).slice(0, 8).join(" ")} …` };
+}
+
+/** The hero, drawn again for another width. */
+function keepHero(hero, run, story) {
+  let width = hero.clientWidth;
+  showHero(hero, run, story);
+  new ResizeObserver(() => {
+    if (!hero.clientWidth || hero.clientWidth === width) return;
+    width = hero.clientWidth;
+    showHero(hero, run, story);
+  }).observe(hero);
 }
 
 /** The last probe in large, and what it shows in one sentence. */
@@ -101,7 +120,7 @@ function card(run, state, { thumb, sample }) {
   return html`<article class="card">
     <div class="title"><h2>${run.name}</h2><span class="kind">${[languages(run), KINDS[run.kind] ?? run.kind].filter(Boolean).join(" · ")}</span></div>
     <div class="pictures">${sparkline(run.losses ?? [])}${thumb}</div>
-    ${run.probed && !(run.can ?? []).includes("music") ? sample : nothing}
+    ${run.probed ? sample : (run.can ?? []).includes("fill") ? html`<p class="sample">Guesses the hidden word: <strong>${run.example}</strong></p>` : nothing}
     <dl>${facts(run).map(([key, value]) => html`<div><dt>${key}</dt><dd>${value}</dd></div>`)}</dl>
     <nav aria-label=${run.name}>${WAYS.filter((page) => fits(page, run)).map(link)}</nav>
     ${run.command ? html`<p class="command"><span class="note">Train it again</span><code>${run.command}</code><button type="button" class="quiet" @click=${(event) => copy(event.target, run.command)}>Copy</button></p>` : nothing}
@@ -129,7 +148,7 @@ function facts(run) {
   if (run.parameters) known.push(["parameters", run.parameters.toLocaleString("en")]);
   if (run.step !== undefined) known.push(["step", run.steps ? `${run.step} of ${run.steps}` : String(run.step)]);
   if (run.best_loss !== null && run.best_loss !== undefined) known.push(["best validation loss", shown(run.best_loss)]);
-  for (const [name, value] of Object.entries(run.scores ?? {}).slice(0, 4)) known.push([name.replaceAll("_", " "), shown(value)]);
+  for (const [name, value] of Object.entries(run.scores ?? {}).slice(0, 4)) known.push([SCORES[name] ?? name.replaceAll("_", " "), shown(value)]);
   return known;
 }
 
