@@ -107,6 +107,9 @@ def test_gold_stands_beside_the_map_of_an_own_sentence(
     gold = reported(address, "/api/gold", run="translator", text=pair.source)["pair"]
     error = f"{100 * gold['errors']['weights'][1][0]:.3g} %"
     expect(page.locator(".alignment .note").first).to_contain_text(error)
+    expect(page.get_by_role("heading", name=f"Reference: “{pair.target}”")).to_be_visible()
+    expect(page.locator(".insight").first).to_contain_text("Not the reference. In the reference:")
+    expect(page.locator(".ring-key").first).to_be_visible()
     rings = page.locator(".heatmap [data-ring]")
     expect(rings).to_have_count(len(pair.alignment))
     cells = rings.evaluate_all("all => all.map(ring => ring.dataset.ring.split(',').map(Number))")
@@ -123,6 +126,14 @@ def test_gold_stands_beside_the_map_of_an_own_sentence(
     ):
         visit(page, f"{place}&which={which}")
         expect(page.locator(".alignment .note").first).to_contain_text(words.strip())
+
+
+def test_an_empty_text_asks_for_one(page: Any) -> None:  # noqa: F811
+    visit(page, "/translate?run=translator&text=")
+    expect(page.locator(".insight").first).to_have_text("Type a sentence to translate it.")
+    expect(page.locator(".heatmap").first).to_be_hidden()
+    page.get_by_label("Text", exact=True).press_sequentially("The dog.")
+    expect(page.locator(".heatmap").first).to_be_visible()
 
 
 def test_nothing_moves_when_the_gold_alignment_arrives(page: Any) -> None:  # noqa: F811

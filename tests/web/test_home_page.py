@@ -130,7 +130,37 @@ def test_samples_are_the_outputs_of_the_probes(page: Any, folder: Path) -> None:
             else:
                 name, share = probe["probabilities"][0]
                 assert cells[1] == f"{name}, {int(100 * share + 0.5)} %"
-            assert float(cells[2]) == pytest.approx(sum(probe["reference_log_probs"]), abs=0.006)
+            assert float(cells[2].replace("\u2212", "-")) == pytest.approx(
+                sum(probe["reference_log_probs"]), abs=0.006
+            )
+
+
+def test_a_step_of_a_curve_marks_the_nearest_output(page: Any) -> None:
+    visit(page, "/train?run=translator")
+    chart, rows = page.locator(".chart .axes").first, page.locator(".samples tr[data-step]")
+    chart.focus()
+    for key in ("Home", "End"):
+        page.keyboard.press(key)
+        step = int(re.findall(r"step (\d+)", page.locator(".chart .readout").first.inner_text())[0])
+        steps = [int(row.get_attribute("data-step")) for row in rows.all()]
+        near = page.locator(".samples tr.near").first.get_attribute("data-step")
+        assert abs(int(near) - step) == min(abs(one - step) for one in steps)
+
+
+def test_adding_a_run_keeps_what_is_on_screen(page: Any) -> None:
+    """Until its numbers arrive."""
+    visit(page, "/train?run=translator")
+    waiting: list[Any] = []
+    page.route("**/api/metrics?run=writer*", lambda route: waiting.append(route))
+    page.get_by_role("group", name="Compare with").get_by_label("writer").check()
+    for _ in range(50):
+        page.wait_for_timeout(100)
+        if waiting:
+            break
+    expect(page.locator(".chart svg").first).to_be_visible()
+    expect(page.locator(".samples tr").nth(1)).to_be_visible()
+    waiting.pop().continue_()
+    expect(page.locator(".chart").first).to_contain_text("writer train")
 
 
 def test_any_number_of_runs_in_one_chart(page: Any) -> None:
@@ -160,18 +190,20 @@ def test_nothing_moves_while_a_page_is_loaded(page: Any) -> None:
         assert page.evaluate("() => window.moved") < 0.02, place
 
 
-def test_training_and_validation_differ_in_colour(page: Any) -> None:
-    """Of one run, and of each of two; a read-out names both splits."""
+def test_a_run_has_one_colour_and_dashes_for_validation(page: Any) -> None:
+    """Alone, and beside another; a read-out names both splits."""
     for beside, runs in (("", 1), ("&beside=writer", 2)):
         visit(page, f"/train?run=translator{beside}")
         chart = page.locator(".chart").first
         entries = chart.locator("svg text").filter(has_text=re.compile("(train|validation)$"))
         names = entries.all_inner_texts()
         assert len(names) == 2 * runs
-        strokes = chart.locator("svg path[d*=h12]").evaluate_all(
-            "all => all.map(path => path.getAttribute('stroke'))"
+        keys = chart.locator("svg path[d*=h12]").evaluate_all(
+            "all => all.map(e => [e.getAttribute('stroke'), e.hasAttribute('stroke-dasharray')])"
         )
-        assert len(set(strokes)) == len(names)
+        dashes = {colour: [dashed for own, dashed in keys if own == colour] for colour, _ in keys}
+        assert len(dashes) == runs
+        assert all(sorted(both) == [False, True] for both in dashes.values())
     expect(page.locator(".insight").first).to_contain_text("validation loss")
 
 

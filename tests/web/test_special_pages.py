@@ -116,6 +116,22 @@ def test_positions_are_drawn_as_they_are(page: Any, client: TestClient) -> None:
     expect(page.get_by_role("combobox", name="Run", exact=True)).to_have_value("labels")
 
 
+def test_a_click_on_a_channel_plots_it(page: Any) -> None:
+    visit(page, "/positions?length=24&dim=16")
+    table = page.locator(".heatmap").first
+    titles = table.locator(".labels text").all_text_contents()
+    assert {"position", "channel"} <= set(titles)
+    table.locator(".plane > canvas").click(position={"x": 60, "y": 40})
+    channel = re.findall(r"channel (\d+)", table.locator(".readout").inner_text())[0]
+    legend = page.locator(".chart").first.locator("svg text")
+    expect(legend.filter(has_text=re.compile(f"^channel {channel}$"))).to_have_count(1)
+    before = page.locator(".chart .readout").first.inner_text()
+    page.locator(".plane > canvas").first.press("ArrowRight")
+    expect(page.locator(".chart .readout").first).not_to_have_text(before)
+    visit(page, "/positions?scheme=run&run=pictures")  # of patches, the grid comes first
+    expect(page.locator("figure h2").first).to_contain_text("with every patch")
+
+
 def test_positions_are_saved(page: Any) -> None:
     visit(page, "/positions?scheme=alibi&length=12")
     part = page.locator(".heatmap").first

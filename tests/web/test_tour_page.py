@@ -85,8 +85,7 @@ def test_steps_of_attention_follow_one_head_and_one_cell(page: Any) -> None:
         total = float(page.locator(".origin .total output").inner_text().replace("−", "-"))
         seen.append((page.locator(".origin small span").first.inner_text(), total))
         readout = page.locator(".openbox .heatmap .readout").inner_text()
-        value = float(readout.rsplit(" ", 1)[1].replace("−", "-"))
-        assert abs(value - total) <= 0.005 * abs(total)  # three digits
+        assert shared.reads(readout, total)
     (cell, product), (_, score), (_, weight) = seen
     assert [where for where, _ in seen] == [cell] * 3
     channels = float(

@@ -11,7 +11,7 @@ const LINE = 18; // the height of a line of the legend
 /**
  * @typedef {object} Series
  * @property {string} name @property {[number, number][]} points rising in x
- * @property {"line"|"dots"|"dashes"|"marks"} [style] marks: a line with dots
+ * @property {"line"|"dots"|"dashes"|"marks"} [style] marks: a dashed line with dots
  * @property {boolean} [mute] drawn, but not in the read-out
  * @property {string} [colour] @property {boolean} [faint] pale and not in the legend
  */
@@ -45,9 +45,10 @@ export function smooth(points, share) {
 }
 
 export class Chart extends Figure {
-  /** @param {{name: string, title: string, across?: string}} about */
-  constructor({ name, title, across = "step" }) {
+  /** @param {{name: string, title: string, across?: string, tall?: number, moved?: (step: number) => void}} about `moved` is called with the step under the cursor */
+  constructor({ name, title, across = "step", tall = 290, moved = () => {} }) {
     super("chart");
+    this.moved = moved;
     this.name = name;
     this.heading.textContent = title;
     this.across = across;
@@ -63,7 +64,7 @@ export class Chart extends Figure {
       onpointermove: (event) => this.point(event),
     });
     this.note = element("p", { class: "note told" });
-    this.size = { width: 560, height: 290 };
+    this.size = { width: 560, height: tall };
     this.fill(this.place);
     this.root.append(this.note);
     new ResizeObserver(() => this.fit()).observe(this.root);
@@ -135,6 +136,7 @@ export class Chart extends Figure {
     onArrow(event, { ArrowLeft: -1, ArrowRight: 1, Home: -this.steps.length, End: this.steps.length }, (by) => {
       this.at = Math.max(0, Math.min(this.steps.length - 1, this.at + by));
       this.draw();
+      this.moved(this.steps[this.at]);
     });
   }
 
@@ -148,6 +150,7 @@ export class Chart extends Figure {
     if (nearest !== this.at) {
       this.at = nearest;
       this.draw();
+      this.moved(this.steps[nearest]);
     }
   }
 
@@ -212,14 +215,14 @@ export class Chart extends Figure {
         parts.push(...places.map(([a, b]) => `<circle cx="${a}" cy="${b}" r="2.8" fill="${colour}"/>`));
       } else if (places.length) {
         if (style === "marks") parts.push(...places.map(([a, b]) => `<circle cx="${a}" cy="${b}" r="3" fill="${colour}"/>`));
-        const dash = style === "dashes" ? ' stroke-dasharray="6 4"' : "";
+        const dash = style === "dashes" || style === "marks" ? ' stroke-dasharray="6 4"' : "";
         const path = places.map((place) => place.join(" ")).join("L");
         parts.push(`<path d="M${path}" fill="none" stroke="${colour}" stroke-width="${faint ? 1 : 1.8}"${faint ? ' stroke-opacity="0.35"' : ""}${dash}/>`);
       }
     });
     this.legend().forEach(({ one: { name, colour, style }, x: at, line }) => {
       const base = 14 + LINE * line;
-      const dash = style === "dashes" ? ' stroke-dasharray="4 2"' : "";
+      const dash = style === "dashes" || style === "marks" ? ' stroke-dasharray="4 2"' : "";
       if (style !== "dots") parts.push(`<path d="M${at} ${base - 4}h12" stroke="${colour}" stroke-width="2.5"${dash}/>`);
       if (style === "dots" || style === "marks") parts.push(`<circle cx="${at + 6}" cy="${base - 4}" r="3.5" fill="${colour}"/>`);
       parts.push(`<text x="${at + 15}" y="${base}">${escaped(name)}</text>`);

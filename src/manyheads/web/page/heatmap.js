@@ -19,7 +19,7 @@ const RING = "#d55e00"; // contrast of 3 or more with both ends of the scale of 
  * @property {number} [low] @property {number} [high] the ends of the colour scale
  * @property {(row: string, column: string, value: string) => string} [says] a cell in words
  * @property {(value: number) => string} [number] a value in the read-out: percent for weights
- * @property {[number, number][]} [rings] cells with a ring
+ * @property {[number, number][]|null} [rings] cells with a ring, the gold alignment; empty keeps the place of their legend
  * @property {string} [down] @property {string} [across] titles of the axes
  * @property {string} [insight] what there is to see, in a sentence
  */
@@ -64,8 +64,9 @@ export class HeatMap extends Figure {
     this.bar = element("canvas", { "aria-hidden": "true", class: "bar" });
     this.low = element("span");
     this.high = element("span");
+    this.ringKey = element("span", { class: "ring-key" }, "gold alignment");
     this.fill(this.frame);
-    this.output.after(element("div", { class: "scale" }, this.low, this.bar, this.high));
+    this.output.after(element("div", { class: "scale" }, this.ringKey, this.low, this.bar, this.high));
     this.tools.prepend(this.toggle);
     this.root.append(this.tablePlace);
     new ResizeObserver(() => this.matrix && this.place()).observe(this.root);
@@ -75,7 +76,7 @@ export class HeatMap extends Figure {
   show(matrix, at = this.at) {
     this.open(matrix.title, matrix.insight);
     this.name = matrix.name;
-    this.matrix = { low: 0, high: 1, rings: [], number: shown, down: "", across: "", says: (r, c, v) => `${r} → ${c}: ${v}`, insight: "", ...matrix };
+    this.matrix = { low: 0, high: 1, rings: null, number: shown, down: "", across: "", says: (r, c, v) => `${r} → ${c}: ${v}`, insight: "", ...matrix };
     const { rows, columns, values, low, high } = this.matrix;
     const bytes = new Uint16Array(values.length);
     this.scale = scaleFor(low, high);
@@ -84,6 +85,9 @@ export class HeatMap extends Figure {
     paint(this.bar, Uint8Array.from({ length: 256 }, (_, byte) => byte), 1, 256, this.scale);
     const size = `${rows.length} rows, ${columns.length} columns`;
     this.canvas.setAttribute("aria-label", `${matrix.title}: ${size}. Arrow keys walk over the cells.`);
+    const { rings } = this.matrix;
+    this.ringKey.hidden = rings === null;
+    this.ringKey.classList.toggle("reserved", !rings?.length);
     this.low.textContent = shown(low);
     this.high.textContent = shown(high);
     this.at = [Math.max(0, Math.min(at[0], rows.length - 1)), Math.max(0, Math.min(at[1], columns.length - 1))];
@@ -112,8 +116,9 @@ export class HeatMap extends Figure {
     // A map grows with its card, as long as it fits the window.
     const largest = staged ? Math.floor((10 * (this.root.clientHeight - this.heading.offsetHeight - this.insight.offsetHeight - this.below.offsetHeight - top - 34)) / rows.length) / 10 : grown(this.largest, Math.floor((this.share * innerHeight) / rows.length));
     if (this.square) {
-      const tall = Math.max(2, staged ? largest : Math.min(largest, Math.floor(this.tallest / rows.length)));
-      return { left, top, right, cell: Math.max(1, Math.min(tall, fit)), tall, letter };
+      const tall = Math.max(0.5, staged ? largest : Math.min(largest, Math.floor((10 * this.tallest) / rows.length) / 10));
+      const cell = Math.max(0.5, Math.min(tall, Math.floor((10 * (room - left - right)) / columns.length) / 10));
+      return { left, top, right, cell, tall: rows.length === columns.length ? cell : tall, letter };
     }
     const few = rows.length <= 32 && columns.length <= 32; // words: cells may be wider than tall
     const cell = Math.max(columns.length > 64 ? 0.25 : 3, Math.min(staged ? 2.2 * largest : few ? 2 * largest : largest, fit));
@@ -254,7 +259,7 @@ function assign(one, pixels) {
 /** A ring around some cells, as SVG. */
 function ringsOf({ rings }, { left, top, cell, tall }) {
   const ring = ([row, column]) => `<rect data-ring="${row},${column}" x="${left + column * cell + 2.5}" y="${top + row * tall + 2.5}" width="${cell - 5}" height="${tall - 5}" rx="${Math.min(cell, tall) / 2 - 2.5}" fill="none" stroke="${RING}" stroke-width="2.5"/>`;
-  return rings.map(ring).join("");
+  return (rings ?? []).map(ring).join("");
 }
 
 /** Labels of rows and columns as SVG; labels are thinned out if there are many. */

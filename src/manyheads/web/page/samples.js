@@ -38,6 +38,13 @@ export class Samples {
     this.root = element("section", { class: "panel samples", "aria-label": "Samples", hidden: true });
   }
 
+  /** Marks the rows of the saved step nearest to a step of the curves. @param {number} step */
+  highlight(step) {
+    const rows = /** @type {HTMLElement[]} */ ([...this.root.querySelectorAll("tr[data-step]")]);
+    const away = rows.map((one) => Math.abs(Number(one.dataset.step) - step));
+    rows.forEach((one, at) => one.classList.toggle("near", away[at] === Math.min(...away)));
+  }
+
   /** @param {{name: string, colour: string, source: import("./watchparts.js").Story, validated: number[]}[]} runs the first is the main one */
   show(runs) {
     this.runs = runs;
@@ -56,13 +63,13 @@ export class Samples {
     });
     const choice = select(names, String(this.sentence), (value) => this.choose(Number(value)));
     render(
-      html`<h2>Output at each validation</h2>
+      html`<h2>Output at saved steps</h2>
         <div class="choice">${labelled("Example", choice)}</div>
         <div class="scroll"><table>
           <thead><tr>${["step", "output", "log P(ref)"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
           <tbody>${rows}<tr class="reference"><th scope="row">reference</th><td>${example.target ?? example.label}</td><td></td></tr></tbody>
         </table></div>
-        <p class="note">${kindOf(main.source) === "translation" ? "Marked words are not in the reference. " : nothing}The bar is the mean probability of a token of the reference.</p>`,
+        <p class="note">${kindOf(main.source) === "translation" ? "Marked words are not in the reference. " : nothing}A step of the curve marks its nearest row. The bar is the mean probability of a token of the reference.</p>`,
       this.root,
     );
   }
@@ -85,9 +92,9 @@ function row({ name, colour, source }, at, sentence, { target }) {
   const isTranslation = kindOf(source) === "translation";
   const missing = isTranslation ? compared(output.split(" "), (target ?? "").split(" ")).flatMap(([word, isThere]) => (isThere ? [] : [word])) : [];
   const share = Math.exp(sum(logProbs) / logProbs.length);
-  return html`<tr>
+  return html`<tr data-step=${step}>
     <th scope="row" title=${name}><span class="dot" .style=${`background: ${colour}`}></span>${step}</th>
     <td>${isTranslation ? marked(output, target ?? "") : output}${missing.length ? html`<small>missing: ${missing.join(" ")}</small>` : nothing}</td>
-    <td><span class="share" .style=${`--share: ${share.toFixed(3)}`}>${sum(logProbs).toFixed(2)}</span></td>
+    <td><span class="share" .style=${`--share: ${share.toFixed(3)}`}>${sum(logProbs).toFixed(2).replace("-", "−")}</span></td>
   </tr>`;
 }

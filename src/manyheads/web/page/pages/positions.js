@@ -2,7 +2,7 @@
 
 import { get, tensor } from "../api.js";
 import { Chart } from "../chart.js";
-import { button, checkbox, element, html, labelled, numbered, select } from "../dom.js";
+import { button, checkbox, element, html, labelled, numbered, select, shown } from "../dom.js";
 import { describe } from "../exports.js";
 import { cellOf, limited, numberInput } from "../fitting.js";
 import { HeatMap } from "../heatmap.js";
@@ -202,7 +202,7 @@ async function skew(info, head, of) {
     const [rows, columns] = table.shape;
     const far = rows - 1;
     // Only in the last step a column is a key; before it is a distance or an index.
-    const named = [(c) => String(c - far), (c) => (c ? String(c - 1 - far) : "0s"), (c) => `c${c + 1}`, (c) => `k${c}`][at];
+    const named = [(c) => shown(c - far), (c) => (c ? shown(c - 1 - far) : "0s"), (c) => `c${c + 1}`, (c) => `k${c}`][at];
     screen.steps[at].show({
       name: `skew-${at + 1}`,
       title: `Skew, head ${head + 1}, ${STEPS[at]}${at === 3 && info.causal ? "; values above the diagonal are masked" : ""}`,

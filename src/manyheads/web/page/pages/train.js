@@ -14,7 +14,6 @@ import { change } from "../state.js";
 const EVERY = 2000; // milliseconds between two requests
 const QUIET = 180; // seconds without a line after which a training has stopped
 const SEPARATOR = "|"; // of runs in the URL
-const VALIDATION = ["#4a97d2", "#e57126", "#00825e", "#b0578a", "#946300", "#2b759f"]; // the other shade of each colour, among several runs
 const MANY = 80; // lines of metrics.jsonl, from which curves are smoothed
 const TITLES = { bleu: "BLEU", chrf: "chrF" }; // exceptions to the capitalisation
 const SPLITS = { valid: "validation" }; // in words
@@ -29,7 +28,7 @@ let charts = new Map(); // by metric; reused while the page is open
 
 /**
  * @typedef {object} Watched a run whose files are read
- * @property {string} name @property {string} colour of its training @property {string} validation colour of its validation
+ * @property {string} name @property {string} colour of its lines: training is solid, validation dashed
  * @property {Record<string, any>[]} records of metrics.jsonl: step, split and numbers
  * @property {number} broken @property {number} next @property {string} version
  * @property {number} age seconds since the last line @property {number} seconds from the start to it
@@ -38,7 +37,7 @@ let charts = new Map(); // by metric; reused while the page is open
  */
 
 /** @returns {Watched} */
-const watch = (name, number, all) => ({ name, colour: LINES[number % LINES.length], validation: all.length > 1 ? VALIDATION[number % LINES.length] : LINES[1], records: [], broken: 0, next: 0, version: "", age: 0, seconds: 0, seen: [], source: sourceOf(name) });
+const watch = (name, number) => ({ name, colour: LINES[number % LINES.length], records: [], broken: 0, next: 0, version: "", age: 0, seconds: 0, seen: [], source: sourceOf(name) });
 
 export async function draw(place, state, signal) {
   const runs = await usableRuns(signal);
@@ -53,8 +52,11 @@ export async function draw(place, state, signal) {
   // Hidden until it is complete: nothing moves when the numbers arrive.
   const body = element("div", { hidden: true });
   const form = element("form", { class: "controls", onsubmit: (event) => event.preventDefault() });
-  const about = lead("The numbers of metrics.jsonl, and what the model writes for a held-out example at each validation.");
-  put(place, html`<h1>Training of ${run.name}</h1>${about}${body}`);
+  const about = lead("The numbers of metrics.jsonl, and what the model writes for a held-out example at the steps that were saved.");
+  const open = () => put(place, html`<h1>Training of ${run.name}</h1>${about}${body}`);
+  // What is on screen stays until another run, added to the charts, has arrived.
+  const isOpen = place.querySelector(".standing") !== null;
+  if (!isOpen) open();
   body.append(header, insight, form, grid, status);
   const watched = [run.name, ...names].map(watch);
   const show = () => {
@@ -63,10 +65,11 @@ export async function draw(place, state, signal) {
     insight.textContent = lossStory(watched[0].records);
     render(controls(runs, run, names, state, smoothing(state, watched)), form);
     samples.show(watched.map((one) => ({ ...one, validated: one.records.filter((record) => record.split === "valid").map((record) => record.step) })));
-    showCharts(grid, watched, state, status);
+    showCharts(grid, watched, state, status, samples);
     charts.get("loss").root.after(samples.root);
   };
   await refresh(watched, signal);
+  if (isOpen) open();
   show();
   // Request again only after the last response: two requests at once would add the same lines.
   const again = async () => {
@@ -163,7 +166,7 @@ function standing(place, run) {
 /** The series of each metric: {loss: [{name: "demo train", …}], …}. @param {Watched[]} watched */
 function measured(watched) {
   const byMetric = new Map([["loss", []], ["learning_rate", []]]);
-  for (const { name, colour, validation, records } of watched) {
+  for (const { name, colour, records } of watched) {
     for (const record of records) {
       for (const [key, value] of Object.entries(record)) {
         if (key === "step" || key === "split") continue;
@@ -171,7 +174,7 @@ function measured(watched) {
         const series = `${watched.length > 1 ? `${name} ` : ""}${SPLITS[record.split] ?? record.split}`;
         const all = byMetric.get(key);
         let line = all.find((one) => one.name === series);
-        if (!line) all.push((line = { name: series, colour: record.split === "valid" ? validation : colour, style: record.split === "valid" ? "marks" : "line", points: [] }));
+        if (!line) all.push((line = { name: series, colour, style: record.split === "valid" ? "marks" : "line", points: [] }));
         line.points.push([record.step, value]);
       }
     }
@@ -179,11 +182,11 @@ function measured(watched) {
   return byMetric;
 }
 
-function showCharts(grid, watched, state, status) {
+function showCharts(grid, watched, state, status, samples) {
   const share = smoothing(state, watched);
   for (const [key, measuredSeries] of measured(watched)) {
     if (!charts.has(key)) {
-      charts.set(key, new Chart({ name: key, title: titleOf(key) }));
+      charts.set(key, new Chart({ name: key, title: titleOf(key), tall: key === "loss" ? 370 : 290, moved: (step) => samples.highlight(step) }));
       grid.append(charts.get(key).root);
     }
     let note = "";

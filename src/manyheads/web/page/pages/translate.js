@@ -35,6 +35,12 @@ export const { draw, keys } = definePage({
 
 async function show({ run, runs, state, text, controls }, signal) {
   fill(screen.text, text);
+  screen.panels.hidden = !text.trim();
+  if (!text.trim()) {
+    controls(...controlsOf({ run, runs, state, text, result: null }));
+    screen.insight.textContent = "Type a sentence to translate it.";
+    return;
+  }
   const prefix = tokensIn(state.prefix);
   controls(...controlsOf({ run, runs, state, text, result: null }));
   const request = { run: run.name, text, prefix };
@@ -79,20 +85,20 @@ function build() {
     list: element("section", { class: "panel", "aria-label": "Hypotheses" }),
     which: element("div", { class: "controls" }),
     map: new HeatMap({ move }),
-    insight: element("p", { class: "insight" }),
+    insight: element("p", { class: "insight roomy" }),
     note: element("p", { class: "note goldnote", role: "status" }),
     /** Sentences of the phrasebook, by run. @type {Map<string, string[]>} */
     examples: new Map(),
     comparison: new Comparison(),
+    panels: element("div", { class: "panels translating" }),
     save: saving(() => textsView("translations", `Translations of “${screen.now.text}”`, screen.now.result.hypotheses)),
   };
   screen = made;
-  return html`${labelled("Text", made.text, "wide")}${made.insight}
-    <div class="panels">
-      <div class="stacked">${made.translation}${made.alternatives}${made.list}</div>
-      <section class="stacked alignment" aria-label="Alignment">${made.which}${made.map.root}${made.note}</section>
-    </div>
-    ${made.comparison.root}`;
+  made.map.frame.before(made.which);
+  made.map.root.append(made.note);
+  const texts = element("div", { class: "stacked" }, made.translation, made.alternatives, made.list);
+  made.panels.append(texts, element("section", { class: "stacked alignment", "aria-label": "Alignment" }, made.map.root));
+  return html`${labelled("Text", made.text, "wide")}${made.insight}${made.panels}${made.comparison.root}`;
 }
 
 function controlsOf({ run, runs, state, result, text }) {
@@ -190,10 +196,13 @@ async function drawAlignment({ run, state, text, result }, gold, signal) {
     tensor(source, `${byWords ? "words" : "alignment"}.${map.kind}`, map.which, signal),
     pair ? tensor(pair.trace, "gold", {}, signal) : null,
   ]);
-  const rings = links ? goldCells(pair, links.values, rows, columns) : [];
-  screen.map.show({ name: `alignment-${map.title.replace(/\W+/g, "-")}`, title: `${kind}, ${map.title}`, rows, columns, values, says, number: percent, rings }, state.cell ? cellOf(state.cell) : reordered(values, columns.length));
-  screen.insight.textContent = orderOf(values, rows, columns);
-  screen.note.textContent = goldNote(gold, map, result, rings.length > 0);
+  // Empty until the look-up has ended: the legend has its place before.
+  const rings = links ? goldCells(pair, links.values, rows, columns) : run.ambiguous ? [] : null;
+  screen.map.show({ name: `alignment-${map.title.replace(/\W+/g, "-")}`, title: byWords ? `Reference: “${pair.target}” (${kind.toLowerCase()}, ${map.title})` : `${kind}, ${map.title}`, rows, columns, values, says, number: percent, rings }, state.cell ? cellOf(state.cell) : reordered(values, columns.length));
+  const isOther = pair !== null && result.hypotheses[result.which].text !== pair.target;
+  const about = byWords ? "In the reference: " : "";
+  screen.insight.textContent = `${isOther ? "Not the reference. " : ""}${about}${orderOf(values, rows, columns)}`;
+  screen.note.textContent = goldNote(gold, map, result);
 }
 
 /** The choice of a map. Words of the phrasebook pair have their place before they arrive. */
@@ -209,13 +218,12 @@ function mapControls(run, { layers, heads }, map, byWords, hasWords) {
 }
 
 /** What the phrasebook says about the sentence, after the look-up. */
-function goldNote(gold, map, result, ringed) {
+function goldNote(gold, map, result) {
   if (gold === null || !gold.phrasebook) return "";
   if (gold.pair === null) return "No gold alignment for this sentence. Try an example.";
   const { target, errors } = gold.pair;
   const same = result.hypotheses[result.which].text === target ? "The phrasebook has the same translation." : `Phrasebook translation: ${target}`;
-  const rings = ringed ? " Rings: gold alignment." : "";
-  if (errors === null) return same + rings;
+  if (errors === null) return same;
   const error = { all: () => errors.all, mean: () => errors.mean[map.layer], weights: () => errors.weights[map.layer][map.head] }[map.kind]();
-  return `${same}${rings} Alignment error rate (AER) of this map: ${percent(error)}.`;
+  return `${same} Alignment error rate (AER) of this map: ${percent(error)}.`;
 }
