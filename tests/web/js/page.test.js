@@ -197,7 +197,9 @@ test("what Watch says is computed from the probes", () => {
   const found = moved(story, moment(3));
   assert.deepEqual([found.row, found.column, found.last], [3, 0, true]); // the end of the clause comes first
   assert.match(captionOf(story, moment(3)), /“gehen” comes last in its clause: it attends to “He”/);
-  assert.deepEqual(milestones(story, 0), [{ at: 1, text: "first words" }, { at: 2, text: "all right" }]);
+  assert.deepEqual(milestones(story, 0), [{ at: 1, text: "first right word" }, { at: 2, text: "all right" }]);
+  const dots = { ...story, probes: [probe([".", "."], 8, ...still), ...story.probes] };
+  assert.equal(milestones(dots, 0)[0].at, 2); // a point is right, but no word
   const position = pace(story);
   assert.equal(position(0), 0);
   assert.equal(position(1), 3);

@@ -65,7 +65,7 @@ export class LensTable extends Figure {
     return [" ", made];
   }
 
-  /** The scale of a cell: what is wrong has a colour of its own. */
+  /** The colour scale of a cell: wrong tokens have their own. */
   scaleOf(layer, position) {
     const { tokens, expected } = this.lens;
     return expected[position] === null || tokens[layer][position] === expected[position] ? weightScale() : "wrong";

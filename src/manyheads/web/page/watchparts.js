@@ -348,11 +348,21 @@ export function drawCurve(context, story, moment, theme, box, marks) {
   context.fillStyle = theme.quiet;
   context.font = `12px ${FONT}`;
   context.textAlign = "left";
-  context.fillText(box.narrow || box.staged ? "held-out loss" : `loss on these held-out ${EXAMPLES[kindOf(story)]}: drag along the curve, or press Space`, box.left + 8, bottom - 12);
+  const hint = `loss on these held-out ${EXAMPLES[kindOf(story)]}, steps not to scale: drag along the curve, or press Space`;
+  haloed(context, theme, box.narrow || box.staged ? "held-out loss" : hint, box.left + 8, bottom - 12);
   drawSteps(context, story, box, bottom + 18);
   context.textAlign = here > box.right - 90 ? "right" : "left";
   context.fillStyle = theme.text;
-  context.fillText(`loss ${now.toFixed(2)}`, here > box.right - 90 ? box.right : here + 12, Math.max(box.axis + 18, y(now) - 12));
+  haloed(context, theme, `loss ${now.toFixed(2)}`, here > box.right - 90 ? box.right : here + 12, Math.max(box.axis + 18, y(now) - 12));
+}
+
+/** A text with a halo, readable on lines. */
+function haloed(context, theme, text, x, y) {
+  context.strokeStyle = theme.panel;
+  context.lineWidth = 4;
+  context.lineJoin = "round";
+  context.strokeText(text, x, y);
+  context.fillText(text, x, y);
 }
 
 /** Flags where something is learned; those ahead are pale. Earlier flags yield to later ones. */

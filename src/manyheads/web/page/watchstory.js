@@ -134,7 +134,7 @@ export function milestones(story, sentence) {
   if (kind === "images") known = [["recognised", (at) => story.probes[at].sentences[sentence].probabilities[0][0] === story.sentences[sentence].label]];
   if (kind === "translation") {
     known = [
-      ["first words", (at) => checked(story, at, sentence).length > 0],
+      ["first right word", (at) => checked(story, at, sentence).some(([token, same]) => same && isWord(token))],
       ["half right", (at) => 2 * rightOf(story, at, sentence)[0] >= rightOf(story, at, sentence)[1]],
       ["all right", (at) => isRight(story, at, sentence)],
     ];
