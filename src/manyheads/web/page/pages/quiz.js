@@ -116,8 +116,8 @@ function card({ name, lecture, slide, question, choices }, chosen) {
   </article>`;
 }
 
-/** The way to the page that shows the answer in a run. @param {string} page */
-const seeIn = (page) => (page ? html` <a href=${address(page, { theme: read().theme ?? "" })}>See it in ${pageOf(page).title} →</a>` : nothing);
+/** The way to the page that shows the answer in a run; an exported copy may not have it. @param {string} page */
+const seeIn = (page) => (page && pageOf(page) ? html` <a href=${address(page, { theme: read().theme ?? "" })}>See it in ${pageOf(page).title} →</a>` : nothing);
 
 /** The numbers of a finding as bars, or its weights as a map. @param {{bars: Record<string, number>, weights: number[][]}} finding */
 function picture({ bars, weights }) {
