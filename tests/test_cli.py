@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from manyheads import cli
 from manyheads.commands import training
+from manyheads.commands.shared import command_name
 from manyheads.loading import load_run
 from manyheads.models.capture import capture
 from manyheads.recipes import read_recipe
@@ -183,7 +184,8 @@ def test_training_reports_on_stderr_and_prints_nothing(trained: tuple[Path, str,
     assert "step 3  loss" in said
     assert "train 6/6" in said
     assert "\r" not in said  # no progress bar outside a terminal
-    assert said.splitlines()[-1] == f"trained: {out}; next: manyheads evaluate {out}"
+    next_step = f"trained: {out}; next: {command_name()} evaluate {out}"
+    assert said.splitlines()[-1] == next_step
     assert {path.name for path in out.iterdir()} >= {
         *("run.toml", "tokenizer.json", "model.safetensors", "state", "metrics.jsonl")
     }

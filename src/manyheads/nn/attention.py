@@ -255,9 +255,7 @@ class Cache:
         """Append k and v of a module, then attend to all its positions so far."""
         raise NotImplementedError
 
-    def cross_kv(
-        self, module: "CrossAttention", project: Callable[[], KeysAndValues]
-    ) -> KeysAndValues:
+    def cross_kv(self, module: nn.Module, project: Callable[[], KeysAndValues]) -> KeysAndValues:
         """Keys and values of the encoder output, computed once."""
         if module not in self._cross:
             keys, values = project()

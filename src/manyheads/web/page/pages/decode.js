@@ -61,7 +61,7 @@ async function show({ run, state, text, controls }, signal) {
   const node = state.node === undefined ? -1 : (integer(state.node) ?? -1);
   const title = `Beam search, width ${result.width}: “${text.length > 60 ? `${text.slice(0, 60)}…` : text}”`;
   screen.insight.textContent = outcomeOf(result);
-  screen.tree.show({ name: "beam", title, rootPiece: result.root, nodes: result.nodes, results: result.beam.map((one) => one.text), deciding: isMissed(result) ? deciding(result.nodes) : null }, { step: integer(state.step) ?? 0, node });
+  screen.tree.show({ name: "beam", title, rootPiece: result.root, nodes: result.nodes, results: result.beam.map((one) => one.text), deciding: isMissed(result) ? deciding(result.nodes) : null }, { step: integer(read().step) ?? 0, node }); // the slider may have moved since
   screen.how.textContent =
     `lp = ${result.penalty}; stopping: ${result.stopping}; at most ${result.limit} tokens.` +
     (result.prefix.length ? ` The first ${result.prefix.length} are forced.` : "");
