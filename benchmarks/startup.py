@@ -32,9 +32,10 @@ CACHES = ("XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA
 SIZES = {"124M": "gpt3-small", "1.3B": "gpt3-xl"}
 
 
-def byte_tokenizer() -> Tokenizer:
-    """A token for each byte, and the special tokens."""
+def byte_tokenizer(size: int) -> Tokenizer:
+    """A token for each byte, the special tokens, and words that no text has, up to `size`."""
     names = ["<pad>", "<s>", "</s>", "<unk>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    names += [f"w{number}" for number in range(len(names), size)]
     vocabulary = {name: number for number, name in enumerate(names)}
     library = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -54,7 +55,7 @@ def save_random(name: str, folder: Path, tiny: bool = False) -> None:
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = config.build()
     run = Run(task="language", data=None, tokens=None, model=config)
-    save_run(run, byte_tokenizer(), model.cpu(), folder)
+    save_run(run, byte_tokenizer(config.vocab_size), model.cpu(), folder)
 
 
 def first_text(folder: Path, caches: Path, device: str, limit: float) -> dict[str, Any]:
