@@ -1,6 +1,7 @@
 """A run small enough to be broken many times, and commands in this process or in a forked one."""
 
 import errno
+import gc
 import io
 import json
 import os
@@ -77,6 +78,8 @@ def fork(action: Callable[[], int], said: Path) -> int:
     number = os.fork()
     if number:
         return number
+    # Threads do not survive a fork: to collect a translator of the parent would wait for its threads.
+    gc.freeze()
     try:
         stream = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(stream, 2)
