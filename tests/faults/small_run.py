@@ -78,7 +78,7 @@ def fork(action: Callable[[], int], said: Path) -> int:
     number = os.fork()
     if number:
         return number
-    # Threads do not survive a fork: to collect a translator of the parent would wait for its threads.
+    # Threads do not survive a fork: collecting a translator of the parent would wait for them.
     gc.freeze()
     try:
         stream = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
