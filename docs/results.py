@@ -50,6 +50,12 @@ HEADLINES = [
         ("lora", "all weights", "22,713,986 parameters", "SST-2 accuracy"),
         "level",
     ),
+    (
+        "Beam search on one CPU core, sentences/s: PyTorch and CTranslate2, the default",
+        ("runtimes", "`manyheads translate --engine torch`", "float32", "sentences/s"),
+        ("runtimes", "CTranslate2's `translate_batch`", "float32", "sentences/s"),
+        "CTranslate2",
+    ),
 ]
 
 
