@@ -23,7 +23,14 @@ from manyheads.data.shards import FORMAT, open_shard, verify, write_shards
 from manyheads.data.translation import FilesData
 from manyheads.decode.beam import SpecialTokens
 from manyheads.errors import UserError
-from manyheads.fileio import PARTIAL, check_sum_of, drop_partials, read_json, write_json
+from manyheads.fileio import (
+    PARTIAL,
+    check_sum_of,
+    drop_partials,
+    make_subfolder,
+    read_json,
+    write_json,
+)
 from manyheads.run import TOKENIZER, Run, differences, make_folder, make_tokenizer
 from manyheads.sizing import fit_to_data
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -56,7 +63,7 @@ def prepare_data(run: Run, out: Path, workers: int, report: Callable[[str], None
     with Bar("prepare", total) as bar:
         done = 0
         for split in splits:
-            (out / split).mkdir(exist_ok=True)
+            make_subfolder(out / split)
             checksums[split] = []
             jobs = source.jobs(split, out, frame, ends=ends)
             for job in write_shards(jobs, out / TOKENIZER, workers):

@@ -27,7 +27,14 @@ from manyheads.data.translation import PhrasebookData
 from manyheads.decode.beam import Decode
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.folder import frame_for_model
-from manyheads.fileio import PARTIAL, check_sound, drop_partials, with_sums, write_text
+from manyheads.fileio import (
+    PARTIAL,
+    check_sound,
+    drop_partials,
+    make_subfolder,
+    with_sums,
+    write_text,
+)
 from manyheads.nn.attention import Dense
 from manyheads.nn.lora import Finetune, restrict
 from manyheads.nn.positions import Sinusoidal
@@ -302,7 +309,8 @@ def locked(folder: Path) -> Iterator[None]:
     except ImportError:  # no such locks on this system
         yield
         return
-    make_folder(folder / checkpoint.STATE)
+    make_folder(folder)
+    make_subfolder(folder / checkpoint.STATE)
     # A link in place of the file is not followed: its target is none of ours.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     lock = os.open(folder / checkpoint.STATE / "lock", flags, 0o666)

@@ -132,5 +132,7 @@ class StateWriter(HuggingFaceStorageWriter):
 def remove(manifest: Path, but: Path | None = None) -> None:
     """Delete the shards of all steps but one."""
     for folder in manifest.parent.glob("step-*"):
-        if folder != but:
+        if folder.is_symlink():  # shards would be written through it
+            folder.unlink()
+        elif folder != but:
             shutil.rmtree(folder, ignore_errors=True)
