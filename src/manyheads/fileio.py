@@ -104,7 +104,7 @@ def read_json(path: Path, fix: str) -> dict[str, Any]:
         table: dict[str, Any] = json.loads(path.read_bytes())
         if table.pop("checksum") != check_sum(json.dumps(table).encode()):
             raise ValueError("it does not match its checksum")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}): {fix}") from None
     return table
 
