@@ -80,7 +80,8 @@ def prepare_data(run: Run, out: Path, workers: int, report: Callable[[str], None
     index = read_index(str(out))
     assert index is not None
     for split in splits:
-        report(*Shards(index, split).notes)
+        for note in Shards(index, split).notes:
+            report(note)
 
 
 def _request(run: Run, source: Any) -> dict[str, Any]:

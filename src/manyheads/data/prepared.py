@@ -58,7 +58,7 @@ class Index:
     target_tokens: dict[str, Any] | None
     ends: bool
     tokenizer: str  # its checksum
-    splits: dict[str, list[Facts]]  # of each shard
+    splits: dict[str, list[Facts]]  # the facts of each shard
     request: dict[str, Any]  # the settings of the command
 
     def part(self, split: str) -> Any:
