@@ -5,10 +5,11 @@ from typing import get_args
 
 import pytest
 import torch
+from tests.golden.record import LANGUAGE_FOLDER
 from tests.test_cli import call
 
 from manyheads.recipes import read_recipe
-from manyheads.run import make_trainer, read_run
+from manyheads.run import make_trainer, read_run, read_tokenizer
 from manyheads.sizing import RULES, language, translation
 from manyheads.tasks.spec import kinds
 from manyheads.tokenizer.train import Tokens
@@ -44,6 +45,18 @@ def test_every_choice_is_a_valid_run(recipe: str) -> None:
 def test_every_tokenizer_has_a_choice(kind: str) -> None:
     run = read_recipe("language", [f"tokens={kind}"])
     assert 0 < language(run, 1_000_000)["model.dropout"] <= 0.4
+
+
+def test_a_trained_language_model_is_fine_tuned(tmp_path: Path) -> None:
+    """The steps follow from the text and from the tokenizer of the trained model."""
+    (tmp_path / "a.txt").write_text("the cat sat on the mat. \n" * 100)
+    data = f"data.folder={tmp_path}"
+    run = read_recipe("language", [f"init={LANGUAGE_FOLDER}", data])
+    trainer = make_trainer(run, tmp_path / "run", torch.device("cpu"))
+    kind = read_tokenizer(LANGUAGE_FOLDER).kind
+    chosen = language(read_recipe("language", [f"tokens={kind}", data]), 2500)
+    assert trainer.train.weight_decay == chosen["train.weight_decay"]
+    assert trainer.train.steps == chosen["train.steps"]
 
 
 def test_matched_runs_keep_their_width(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ characters (docs/how-to/choose.md). A setting that the user gives is never chang
 import dataclasses
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyheads.config import override_all
+from manyheads.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from manyheads.run import Run
@@ -28,8 +30,7 @@ Settings = dict[str, Any]
 
 def language(run: "Run", characters: int) -> Settings:
     """Causal language models of text."""
-    assert run.tokens is not None
-    millions = characters / CHARACTERS_PER_TOKEN[run.tokens.kind] / 1e6
+    millions = characters / CHARACTERS_PER_TOKEN[_tokenizer_kind(run)] / 1e6
     dropout = round(min(0.4, max(0.0, 0.35 - 0.31 * math.log10(millions))), 2)
     dim, layers = next(
         size for limit, *size in ((0.2, 192, 4), (30, 384, 6), (300, 512, 8), (math.inf, 768, 12))
@@ -108,6 +109,15 @@ def fit_to_data(run: "Run", part: Any, amount: int | None = None) -> tuple["Run"
 
 def _characters(run: "Run", part: Any) -> int:
     return max(1, sum(map(len, run.spec.strings(part))))
+
+
+def _tokenizer_kind(run: "Run") -> str:
+    """Of the tokenizer that is trained, or that of init=FOLDER; kinds from elsewhere are as BPE."""
+    path = Path(run.init) / "tokenizer.json"
+    if run.tokens is not None:
+        return run.tokens.kind
+    kind = Tokenizer.load(path).kind if path.is_file() else "bpe"
+    return kind if kind in CHARACTERS_PER_TOKEN else "bpe"
 
 
 def _vocabulary(run: "Run", characters: int) -> Settings:

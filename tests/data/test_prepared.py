@@ -19,6 +19,7 @@ from manyheads import prepare
 from manyheads.data import language, prepared, shards
 from manyheads.data.language import BlockShuffle
 from manyheads.data.prepared import GroupedBatches, PreparedStream, Shards, read_index
+from manyheads.data.translation import FilesData
 from manyheads.errors import DataError, UserError
 from manyheads.fileio import write_json
 from manyheads.prepare import prepare_data
@@ -260,6 +261,24 @@ def test_a_damaged_index_or_progress_is_one_line(
     for damaged in (content[:-9], content.replace("language", "langouge", 1)):
         (data / name).write_text(damaged, "utf-8")
         assert f"{name} is damaged" in refusal(DataError, prepare_data, run, data, 1, quietly)
+
+
+def test_what_reads_the_text_of_prepared_data_is_refused(tmp_path: Path) -> None:
+    folders = {name: tmp_path / name for name in ("language", "translation")}
+    for name, corpus in (("language", text_corpus), ("translation", pairs_corpus)):
+        run = read_recipe(name, corpus(tmp_path / f"{name}-corpus", "text"))
+        prepare_data(run, folders[name], 1, quietly)
+    language, translation = (
+        read_recipe(name, [f"data.folder={folder}"]).data for name, folder in folders.items()
+    )
+    texts, pairs = (data.read("train") for data in (language, translation) if data is not None)
+    for read in (texts.strings, lambda: pairs.sources, lambda: pairs.targets):
+        assert "tokens only" in refusal(UserError, read)
+    copies = [f"data.folder={folders['translation']}", *TRAINED, "train.too_long=skip"]
+    copies += ["train.bpe_dropout_copies=2", "train.bpe_dropout=0.1"]
+    assert "tokens only" in refusal(UserError, task_of, "translation", copies, tmp_path / "run")
+    other = FilesData(folder=str(folders["language"]), source="en", target="de")
+    assert "prepared for task=language" in refusal(UserError, other.read, "valid")
 
 
 def rewrite(shard: Path, name: str, change: Callable[[Any], Any]) -> None:

@@ -20,12 +20,13 @@ import numpy as np
 from jaxtyping import Int
 
 from manyheads.data.batching import Batches, Ragged, Rows, TooLong, digest_of
-from manyheads.data.corpus import held_out_rows
+from manyheads.data.corpus import SplitItems, held_out_rows
 from manyheads.data.files import is_table
 from manyheads.data.language import (
     Counts,
     EncodedText,
     Line,
+    Lines,
     TextData,
     Texts,
     divide,
@@ -61,13 +62,20 @@ class Index:
     splits: dict[str, list[Facts]]  # the facts of each shard
     request: dict[str, Any]  # the settings of the command
 
+    def check_kind(self, data: Any) -> None:
+        """Refuse data that the settings read as data of another kind."""
+        if self.data["kind"] != data.kind:
+            raise UserError(
+                f"{self.folder} was prepared for task={self.task}: choose other data, or a run of "
+                "that task"
+            )
+
     def part(self, split: str) -> Any:
         """The data of a split, in place of what is read from text files."""
         shards = Shards(self, split)
         if self.data["kind"] == FilesData.kind:
-            return PreparedCorpus([], [], name=shards.name, notes=shards.notes, shards=shards)
-        lines = self.data["lines"]
-        return PreparedTexts([], lines, name=shards.name, notes=shards.notes, shards=shards)
+            return PreparedCorpus(shards)
+        return PreparedTexts(shards, self.data["lines"])
 
 
 def read_index(folder: str) -> Index | None:
@@ -165,11 +173,32 @@ class Mapped:
         return values
 
 
-@dataclass(frozen=True)
-class PreparedTexts(Texts):
+class Tokenised(SplitItems):
+    """A split of which there are only tokens; whatever reads its texts is refused."""
+
+    shards: Shards
+
+    def __init__(self, shards: Shards, **named: Any) -> None:
+        vars(self).update(shards=shards, name=shards.name, notes=shards.notes, **named)
+
+    def _refuse(self) -> Any:
+        raise UserError(
+            f"{self.shards.name} has tokens only, and this reads the text: set data.folder to the "
+            "corpus that was prepared"
+        )
+
+    def items(self) -> Iterable[Any]:
+        """None: shards are not searched for what two splits share."""
+        return ()
+
+
+class PreparedTexts(Tokenised, Texts):
     """A split of running text or sentences that is tokenised already."""
 
-    shards: Any = None
+    documents = property(Tokenised._refuse)
+
+    def __init__(self, shards: Shards, lines: Lines) -> None:
+        super().__init__(shards, lines=lines)
 
     @property
     def amount(self) -> int:
@@ -221,11 +250,10 @@ class PreparedStream(EncodedText):
         return self.shards.digest
 
 
-@dataclass(frozen=True)
-class PreparedCorpus(Corpus):
+class PreparedCorpus(Tokenised, Corpus):
     """Sentence pairs that are tokenised already."""
 
-    shards: Any = None
+    sources = targets = property(Tokenised._refuse)
 
     @property
     def amount(self) -> int:
@@ -267,9 +295,6 @@ class PreparedPairs(EncodedPairs):
             (shards.tokens(side, size), shards.starts(side))
             for side, size in zip(("source", "target"), vocab_sizes, strict=True)
         ]
-
-    def add_bpe_dropout(self, *arguments: Any) -> None:
-        raise UserError("train.bpe_dropout_copies needs the text itself: leave out prepared data")
 
     def digest(self) -> str:
         return self.shards.digest
