@@ -338,6 +338,20 @@ def save_scores(folder: Path, scores: dict[str, Any]) -> None:
     write_text(folder / SCORES, json.dumps(scores, indent=2) + "\n")
 
 
+def read_scores(folder: Path) -> dict[str, Any]:
+    """The saved scores of a run; none if it was not evaluated."""
+    path = folder / SCORES
+    try:
+        scores: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
+        if not all(isinstance(text, str) for text in scores.get("signature", {}).values()):
+            raise ValueError("a signature is not a text")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise DataError(
+            f"{path} is damaged ({error}): delete it, or evaluate the run again"
+        ) from None
+    return scores
+
+
 # --- training ---
 
 

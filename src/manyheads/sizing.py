@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyheads.config import override_all
+from manyheads.errors import UserError
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -83,12 +84,12 @@ def images(run: "Run", count: int) -> Settings:
     }
 
 
-# By task and kind of data: the unit, its number in a training split, the rule.
-RULES: dict[tuple[str, str], tuple[str, Callable[..., int], Callable[..., Settings]]] = {
-    ("language", "text"): ("characters", lambda run, part: _characters(run, part), language),
-    ("translation", "files"): ("pairs", lambda run, part: len(part.sources), translation),
-    ("pretraining", "text"): ("characters", lambda run, part: _characters(run, part), masked),
-    ("images", "images"): ("images", lambda run, part: len(part.labels), images),
+# By task: the unit, its number in a training split, the rule.
+RULES: dict[str, tuple[str, Callable[..., int], Callable[..., Settings]]] = {
+    "language": ("characters", lambda run, part: _characters(run, part), language),
+    "translation": ("pairs", lambda run, part: len(part.sources), translation),
+    "pretraining": ("characters", lambda run, part: _characters(run, part), masked),
+    "images": ("images", lambda run, part: len(part.labels), images),
 }
 
 
@@ -99,7 +100,9 @@ def fit_to_data(run: "Run", part: Any, amount: int | None = None) -> tuple["Run"
     """
     if not run.by_data or run.data is None:
         return run, []
-    unit, count, rule = RULES[run.task, run.data.kind]
+    if run.task not in RULES:
+        raise UserError(f"by_data has no rule for task={run.task}: leave it out of the recipe")
+    unit, count, rule = RULES[run.task]
     amount = amount or getattr(part, "amount", None) or count(run, part)
     chosen = {name: value for name, value in rule(run, amount).items() if name in run.by_data}
     settings = [f"{name}={value}" for name, value in chosen.items()]
