@@ -97,7 +97,7 @@ def pairs_corpus(folder: Path, form: str) -> list[str]:
         write(folder / "train.jsonl", rows)
         return [f"data.folder={folder}", "data.source_column=en", "data.target_column=de"]
     for name, side in (("en", sources), ("de", targets)):
-        write(folder / f"train.{name}", "".join(f"{line}\n" for line in side))
+        write(folder / f"train.{name}.gz", "".join(f"{line}\n" for line in side))
     return [f"data.folder={folder}", "data.source=en", "data.target=de"]
 
 

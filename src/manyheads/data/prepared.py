@@ -21,7 +21,7 @@ from jaxtyping import Int
 
 from manyheads.data.batching import Batches, Ragged, Rows, TooLong, digest_of
 from manyheads.data.corpus import SplitItems, held_out_rows
-from manyheads.data.files import is_table
+from manyheads.data.files import find_file, is_table
 from manyheads.data.language import (
     Counts,
     EncodedText,
@@ -406,7 +406,7 @@ class Source(Generic[Data]):
 
     def files(self) -> list[Path]:
         files = [path for split in self.data.splits() for path in self.data.locate(split)[0]]
-        return list(dict.fromkeys(files))
+        return [find_file(path) for path in dict.fromkeys(files)]
 
 
 class TextSource(Source[TextData]):
