@@ -566,6 +566,10 @@ def test_capture_saves_activations_by_name(run: Path, tmp_path: Path) -> None:
     assert set(load_file(acts)) == {f"{line}/{name}" for line in (1, 2) for name in parts}
     assert "names no tensor" in mistake("capture", run, text, "--only", "x", "-o", acts)
     assert "shorten it" in mistake("capture", run, text * 200, "-o", acts)
+    (tmp_path / "texts.txt").write_bytes(b"\xff\xfe")
+    assert "not UTF-8" in mistake("capture", run, tmp_path / "texts.txt", "-o", acts, code=3)
+    words = ("serve", run, "--token-file", tmp_path / "texts.txt")
+    assert "not UTF-8" in mistake(*words, code=3)
 
 
 def test_compare_gives_a_table_and_a_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

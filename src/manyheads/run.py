@@ -27,7 +27,14 @@ from manyheads.data.translation import PhrasebookData
 from manyheads.decode.beam import Decode
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.folder import frame_for_model
-from manyheads.fileio import PARTIAL, check_sound, drop_partials, with_sums, write_text
+from manyheads.fileio import (
+    PARTIAL,
+    check_sound,
+    drop_partials,
+    make_subfolder,
+    with_sums,
+    write_text,
+)
 from manyheads.nn.attention import Dense
 from manyheads.nn.lora import Finetune, restrict
 from manyheads.nn.positions import Sinusoidal
@@ -302,7 +309,8 @@ def locked(folder: Path) -> Iterator[None]:
     except ImportError:  # no such locks on this system
         yield
         return
-    make_folder(folder / checkpoint.STATE)
+    make_folder(folder)
+    make_subfolder(folder / checkpoint.STATE)
     # A link in place of the file is not followed: its target is none of ours.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     lock = os.open(folder / checkpoint.STATE / "lock", flags, 0o666)
@@ -328,6 +336,20 @@ def save_run(run: Run, tokenizer: Tokenizer | None, model: nn.Module, folder: Pa
 
 def save_scores(folder: Path, scores: dict[str, Any]) -> None:
     write_text(folder / SCORES, json.dumps(scores, indent=2) + "\n")
+
+
+def read_scores(folder: Path) -> dict[str, Any]:
+    """The saved scores of a run; none if it was not evaluated."""
+    path = folder / SCORES
+    try:
+        scores: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
+        if not all(isinstance(text, str) for text in scores.get("signature", {}).values()):
+            raise ValueError("a signature is not a text")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise DataError(
+            f"{path} is damaged ({error}): delete it, or evaluate the run again"
+        ) from None
+    return scores
 
 
 # --- training ---
