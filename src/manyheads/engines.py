@@ -111,7 +111,9 @@ class Engine:
             return translator
         twin: Any = translator.model
         settings = translator.tokenizer, translator.decode, twin, self.dtype == "float32"
-        return Ctranslate2Translator(model, *settings, use_vmap=self.is_ctranslate2)
+        return Ctranslate2Translator(
+            model, *settings, use_vmap=self.is_ctranslate2, is_guided=translator.is_guided
+        )
 
     def generator(self, folder: Path, generator: Generator) -> BaseGenerator:
         if self.dtype == "int8":

@@ -158,7 +158,8 @@ class LoadedRun(LoadedModel):
         return self._translator(self.decode(**changes))
 
     def _translator(self, decode: Decode) -> BaseTranslator:
-        translator = Translator(cast(EncoderDecoder, self.model), self.tokenizer, decode)
+        model, is_guided = cast(EncoderDecoder, self.model), self.run.train.guided_alignment > 0
+        translator = Translator(model, self.tokenizer, decode, is_guided=is_guided)
         if not self.others:
             return self.engine.translator(self.folder, translator)
         members = []

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
 from manyheads.nn.shapes import Weights
 
+T = TypeVar("T")
 Kind = Literal["self", "cross"]
 Attention = SelfAttention | CrossAttention | LuongAttention
 
@@ -52,9 +53,12 @@ class _Recorder(nn.Module):
         captured: list[Tensor],
         rows: Sequence[int] | None,
         heads: Sequence[int] | None,
+        *,
+        has_gradient: bool = False,
     ) -> None:
         super().__init__()
         self.core, self.captured, self.rows, self.heads = core, captured, rows, heads
+        self.has_gradient = has_gradient
 
     def check(self, score: Score, position: Position) -> None:
         self.core.check(score, position)
@@ -66,13 +70,13 @@ class _Recorder(nn.Module):
             queries = mask.query_positions[:, rows]
             mask = AttentionMask(mask.rule, queries, mask.key_positions, mask.padding_mask)
             inputs = replace(inputs, q=inputs.q[:, :, rows], mask=mask)
-        weights = self.core.weights(inputs).detach()
+        weights = self.core.weights(inputs)
         if self.heads is None:
             return weights
         return weights[:, _checked("heads", self.heads, inputs.q.shape[1])]
 
     def forward(self, inputs: AttentionInputs) -> Tensor:
-        with torch.no_grad():
+        with torch.set_grad_enabled(self.has_gradient and torch.is_grad_enabled()):
             self.captured.append(self.weights(inputs))
         return self.core(inputs)
 
@@ -104,6 +108,29 @@ def capture(
     finally:
         for attention, core in swapped:
             _swap(attention, core)
+
+
+def alignment_layer(layers: Sequence[T]) -> T:
+    """The layer of cross-attention that word links come from: the last but one.
+
+    Guided alignment trains its first head (Garg et al. 2019).
+    """
+    return layers[max(0, len(layers) - 2)]
+
+
+@contextmanager
+def alignment_weights(model: nn.Module) -> Iterator[list[Weights]]:
+    """Record the weights of the alignment layer, with their gradient."""
+    crosses = [part for _, _, part in attentions(model) if not isinstance(part, SelfAttention)]
+    if not crosses:
+        raise UserError("train.guided_alignment needs a model with cross-attention: remove it")
+    attention, recorded = alignment_layer(crosses), list[Tensor]()
+    core = attention.core
+    _swap(attention, _Recorder(core, recorded, None, None, has_gradient=True))
+    try:
+        yield recorded
+    finally:
+        _swap(attention, core)
 
 
 def _swap(attention: Attention, core: AttentionFunction) -> None:
