@@ -210,10 +210,11 @@ def test_a_dry_run_prints_the_cost_and_writes_nothing(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = dict(
-        line.split("  ", 1)
-        for line in result("train", "phrasebook", *TINY, "--dry-run").splitlines()
-    )
+    words = ("train", "phrasebook", *TINY, "train.warmup_steps=60", "--dry-run")
+    code, printed, notes = call(*words)
+    assert code == 0
+    assert "only 10% of its peak" in notes
+    rows = dict(line.split("  ", 1) for line in printed.splitlines())
     assert {"parameters", "tokens per step", "steps", "time", "memory"} <= rows.keys()
     count = sum(tensor.numel() for tensor in load_file(run / "model.safetensors").values())
     assert rows["parameters"].strip() == f"{count:,}"

@@ -117,7 +117,7 @@ ERRORS = [
     ("train bert-mini model.embed.segments=1", 2, "model.embed.segments=2"),
     ("train classify model=gpt", 2, "model=bert"),
     ("train classify model.head=none", 2, "model.head=classify"),
-    ("train classify train.steps=9", 2, "train.epochs=none"),
+    ("train classify train.steps=9 train.epochs=2", 2, "train.epochs=2"),
     ("train phrasebook train.batch_rows=9", 2, "train.batch_tokens"),
     ("train phrasebook data=files data.folder=none data.source=a data.target=b", 2, "data.folder"),
     ("train phrasebook data=files", 2, "data.source"),
