@@ -169,6 +169,8 @@ def test_settings_are_listed_with_meaning_and_type() -> None:
     assert "best | last" in row
     matches = result("settings", "phrasebook", "learning rate")
     assert "train.learning_rate=" in matches
+    assert "train.schedule=" in matches  # "Learning-rate schedule"
+    assert "model.layers=" in result("settings", "phrasebook", "number of layers")
     assert "train.batch_tokens=" not in matches
     changed = result("settings", "phrasebook", "model.position", "model.position=rotary")
     assert "model.position=rotary" in changed

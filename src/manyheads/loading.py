@@ -229,7 +229,7 @@ class LoadedRun(LoadedModel):
         if run.task == "pretraining" and run.objective is not None:
             trained += f" that was pretrained (objective={run.objective.kind})"
             needed += " trained for it"
-        return UserError(f"{self.folder} holds {trained}: what {does} is {needed}")
+        return UserError(f"{self.folder} holds {trained}, but only {needed} {does}")
 
 
 def _check_texts(texts: Sequence[str]) -> Sequence[str]:

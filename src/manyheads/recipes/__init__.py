@@ -77,8 +77,14 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
         path = Path(str(resources.files(__name__) / f"{name}{SUFFIX}"))
     elif not path.is_file():
         raise UserError(f"there is no recipe '{name}': {nearest(name, recipes())}")
+    elif path.suffix != SUFFIX:
+        raise UserError(
+            f"{name} is not a recipe (a built-in name or a TOML file): for a text of your own, "
+            f"train language data.file={name}"
+        )
+    table = read_settings(path)
     try:
-        recipe = parse_run(read_settings(path))
+        recipe = parse_run(table)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     settings, init = _split_init(_replace_alternatives(overrides), recipe.init)
