@@ -169,6 +169,8 @@ def test_settings_are_listed_with_meaning_and_type() -> None:
     assert "best | last" in row
     matches = result("settings", "phrasebook", "learning rate")
     assert "train.learning_rate=" in matches
+    assert "train.schedule=" in matches  # "Learning-rate schedule"
+    assert "model.layers=" in result("settings", "phrasebook", "number of layers")
     assert "train.batch_tokens=" not in matches
     changed = result("settings", "phrasebook", "model.position", "model.position=rotary")
     assert "model.position=rotary" in changed
@@ -210,10 +212,11 @@ def test_a_dry_run_prints_the_cost_and_writes_nothing(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = dict(
-        line.split("  ", 1)
-        for line in result("train", "phrasebook", *TINY, "--dry-run").splitlines()
-    )
+    words = ("train", "phrasebook", *TINY, "train.warmup_steps=60", "--dry-run")
+    code, printed, notes = call(*words)
+    assert code == 0
+    assert "only 10% of its peak" in notes
+    rows = dict(line.split("  ", 1) for line in printed.splitlines())
     assert {"parameters", "tokens per step", "steps", "time", "memory"} <= rows.keys()
     count = sum(tensor.numel() for tensor in load_file(run / "model.safetensors").values())
     assert rows["parameters"].strip() == f"{count:,}"

@@ -64,7 +64,7 @@ NEEDS: dict[Ability, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LoadedRun(LoadedModel):
     """A model in a folder, trained here or imported; with `others` an ensemble of translators.
 
@@ -80,6 +80,11 @@ class LoadedRun(LoadedModel):
     model: Model
     engine: Engine = IN_TORCH
     others: tuple["LoadedRun", ...] = ()
+
+    def __repr__(self) -> str:
+        size = sum(p.numel() for p in self.model.parameters())
+        kind = f"task={self.run.task}, model={self.run.model.kind}"
+        return f"<LoadedRun {self.folder}: {kind}, {size:,} parameters on {self.device}>"
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         return self.model(*inputs, **named)
@@ -230,7 +235,7 @@ class LoadedRun(LoadedModel):
         if run.task == "pretraining" and run.objective is not None:
             trained += f" that was pretrained (objective={run.objective.kind})"
             needed += " trained for it"
-        return UserError(f"{self.folder} holds {trained}: what {does} is {needed}")
+        return UserError(f"{self.folder} holds {trained}, but only {needed} {does}")
 
 
 def _check_texts(texts: Sequence[str]) -> Sequence[str]:

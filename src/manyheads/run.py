@@ -454,6 +454,7 @@ def make_trainer(
     if shards is None:
         trained.to(device)
     train = run.train.settled(task.per_epoch)
+    task.notes = [*task.notes, *_warn_warmup(train)]
     # A sharded model would have to be gathered, one with LoRA merged; short runs have no probes.
     is_watched = not world.is_distributed and saved is model and 0 < train.probes <= train.steps
     return Trainer(
@@ -547,6 +548,16 @@ def write_settings(run: Run, folder: Path) -> None:
     text = settings_text(run, folder)
     if not path.exists() or path.read_text("utf-8") != text:
         write_text(path, text)
+
+
+def _warn_warmup(train: Train) -> list[str]:
+    if train.warmup_steps <= train.steps:
+        return []
+    share = train.steps / train.warmup_steps
+    return [
+        f"train.warmup_steps={train.warmup_steps} exceeds train.steps={train.steps}: the learning "
+        f"rate reaches only {share:.0%} of its peak; set train.warmup_ratio=0.1"
+    ]
 
 
 def _warn_embedding_scale(run: Run) -> list[str]:

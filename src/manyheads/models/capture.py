@@ -1,6 +1,6 @@
 """Attention maps of any model, also with fused attention, which never computes them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
@@ -23,7 +23,7 @@ Attention = SelfAttention | CrossAttention | LuongAttention
 
 
 @dataclass
-class Maps:
+class Maps(Mapping[Kind, list[Weights]]):
     """The captured weights: by stack (encoder, decoder), kind (self, cross) and layer."""
 
     by_layer: dict[tuple[str, Kind, int], list[Tensor]] = field(default_factory=dict)
@@ -42,6 +42,12 @@ class Maps:
 
     def __getitem__(self, kind: Kind) -> list[Weights]:
         return self.all(kind)
+
+    def __iter__(self) -> Iterator[Kind]:
+        return iter(sorted({kind for (_, kind, _), maps in self.by_layer.items() if maps}))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)  # a list would ask for the length first
 
 
 class _Recorder(nn.Module):
