@@ -250,6 +250,7 @@ def test_a_users_own_files(tmp_path: Path) -> None:
     code, _, said = call("train", "translation", *files, *small, *more, "-o", tmp_path / "run")
     assert code == 0, said
     assert said.count("61 pairs") == 1
+    assert said.count("1 of them held out for validation") == 1
     assert "left out" in said
     scores = json.loads(result("evaluate", *said.split(" evaluate ")[1].split(), "--json"))
     assert scores["examples"] == 3

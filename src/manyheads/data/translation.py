@@ -68,7 +68,10 @@ class Corpus(SplitItems):
         """The pairs for training, or those held out for validation."""
         rows = hold_out(len(self.sources), valid_fraction, seed=0)[split == "valid"]
         which = "held-out pairs" if split == "valid" else "without held-out pairs"
-        return replace(select_rows(self, rows), name=f"{self.name} ({which})")
+        notes = self.notes
+        if split == "valid":
+            notes = (*notes, f"{len(rows):,} of them held out for validation")
+        return replace(select_rows(self, rows), name=f"{self.name} ({which})", notes=notes)
 
 
 @dataclass(frozen=True, kw_only=True)
