@@ -230,12 +230,14 @@ class LoadedRun(LoadedModel):
         raise self.unsupported(*NEEDS[ability])
 
     def unsupported(self, does: str, needed: str) -> UserError:
-        run = self.run
-        trained = f"a {run.model.kind} model"
+        run, kind = self.run, self.run.model.kind
+        trained = f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} model"
         if run.task == "pretraining" and run.objective is not None:
             trained += f" that was pretrained (objective={run.objective.kind})"
             needed += " trained for it"
-        return UserError(f"{self.folder} holds {trained}, but only {needed} {does}")
+        return UserError(
+            f"{self.folder} holds {trained}, but only {needed} {does}: choose another run"
+        )
 
 
 def _check_texts(texts: Sequence[str]) -> Sequence[str]:

@@ -430,7 +430,7 @@ def make_trainer(
     part, valid = run.data.read("train"), run.data.read("valid")
     run, chosen = fit_to_data(run, part) if run.by_data else (run, [])
     with world.main_first():  # the others read what the first has written
-        run, tokenizer = prepare(run, folder, part)
+        run, tokenizer = settle(run, folder, part)
     task = make_task(run, part, valid, tokenizer, device)
     # No sentence of the phrasebook is in two splits, and its test split takes seconds to generate.
     checked = world.is_main and not isinstance(run.data, PhrasebookData)
@@ -474,7 +474,7 @@ def make_trainer(
     )
 
 
-def prepare(run: Run, folder: Path, part: Any) -> tuple[Run, Tokenizer | None]:
+def settle(run: Run, folder: Path, part: Any) -> tuple[Run, Tokenizer | None]:
     """Settle what the data decides (tokenizer, sizes, labels) and write it down, once."""
     make_folder(folder)
     tokenizer = make_tokenizer(run, folder, part) if run.spec.reads_text else None

@@ -105,7 +105,7 @@ def export(
             precision = quantization or "float32"
             write_ctranslate2(model, loaded.tokenizer, beside, precision, decode)
         else:
-            raise loaded.unsupported("CTranslate2 can run", "a seq2seq or a gpt model")
+            raise loaded.unsupported("runs in CTranslate2", "a seq2seq or a gpt model")
         if to != "huggingface" and loaded.own_tokenizer is not None:
             loaded.own_tokenizer.save(beside / TOKENIZER)
         # transformers writes the tokenizer of a Hugging Face folder.
