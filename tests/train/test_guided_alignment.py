@@ -119,7 +119,7 @@ def test_the_loss_is_the_formula(recipe: Path, tmp_path: Path) -> None:
     assert float(losses["alignment"].nll) == pytest.approx(total, rel=1e-6)
     losses["alignment"].objective.backward()
     gradient = model.decoder.blocks[0].cross.query.weight.grad
-    first, second = gradient.chunk(2)  # of the two heads
+    first, second = gradient.chunk(2)  # each half belongs to a head
     assert first.abs().sum() > 0
     assert second.abs().sum() == 0
     assert float(alignment_loss(weights, batch, train).nll) == pytest.approx(total, rel=1e-6)
