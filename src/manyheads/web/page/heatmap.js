@@ -8,6 +8,7 @@ import { Figure, onArrow } from "./figure.js";
 const LETTER = 0.6; // the width of a letter of a label, as a share of its height
 const [FONT, LARGE, ROOMY] = [12, 14, 560]; // heights of labels; the width from which they are large
 const TITLE = 16; // the height of the title of an axis
+const FEW = 4; // rows that are tall
 const LEAST = 14; // the height of a cell whose label can be read
 const MOST_RECTANGLES = 64 * 64; // in a saved picture; above that the map is one image in it
 const MOST_IN_TABLE = 64 * 64;
@@ -132,9 +133,9 @@ export class HeatMap extends Figure {
       const cell = Math.max(0.5, Math.min(tall, Math.floor((10 * (room - left - right)) / columns.length) / 10));
       return { left, top, right, cell, tall: rows.length === columns.length ? cell : tall, font };
     }
-    const cell = Math.max(columns.length > 64 ? 0.25 : 3, Math.min(staged ? 2.2 * largest : few ? 2 * largest : largest, fit));
+    const cell = Math.max(columns.length > 64 ? 0.25 : 3, Math.min(staged ? 2.2 * largest : few ? (spare ? 3 : 2) * largest : largest, fit));
     const flat = rows.length <= 10 || columns.length > 4 * rows.length;
-    const tall = staged || (few && cell > largest) ? Math.min(cell, largest) : flat ? Math.max(cell, Math.min(20, largest, Math.floor(400 / rows.length))) : cell;
+    const tall = staged || (few && cell > largest) ? Math.min(cell, largest) : flat ? Math.max(cell, Math.min(rows.length <= FEW ? 40 : 20, largest, Math.floor(400 / rows.length))) : cell;
     const most = staged ? Infinity : Math.max(2, Math.floor(this.tallest / rows.length));
     return { left, top, right, cell, tall: Math.min(tall, most), font };
   }
