@@ -240,7 +240,7 @@ async function near({ state, trace, map, layer, head, off }, signal) {
     tabs("View", views, view, (value) => change({ view: value })),
     button(isOff ? "Restore this head" : "Knock out this head", () => knock(layer, head), { id: "knock", pressed: isOff }),
     off.length ? button("Restore all heads", () => change({ off: "" }), { kind: "quiet" }) : null,
-    ["text", "continuation"].includes(trace.output.kind) ? button("Sweep all heads", () => change({ sweep: sweeps ? "" : "1" }), { pressed: sweeps }) : null,
+    ["text", "continuation"].includes(trace.output.kind) ? button("Sweep all heads", () => change({ sweep: sweeps ? "" : "1" }), { id: "sweep", pressed: sweeps }) : null,
   ];
   render(parts, screen.about);
   const written = (name, value) => (SHARES.has(name) ? percent(value) : shown(value));
