@@ -251,6 +251,7 @@ def test_the_difference_map_is_the_difference(
     )
     assert np.abs(now - past).max() > 1e-3
     assert np.allclose(drawn, now - past, atol=1e-6)
+    page.get_by_text("Options", exact=True).click()
     page.get_by_label("Compare with").select_option("")
     expect(page.get_by_role("region", name="Comparison")).to_be_hidden()
 

@@ -100,7 +100,7 @@ def test_colours_up_to_the_greatest_of_a_map(page: Any) -> None:
     place = f"/attention?run=writer&text={quote(SENTENCE)}&layer=1&head=1&cell=3,1"
     visit(page, place)
     readout = page.locator(".heatmap .readout").inner_text()
-    page.get_by_text("Display").click()
+    page.get_by_text("Options", exact=True).click()
     page.get_by_label("Colours").select_option("own")
     settled(page)
     assert "colours=own" in page.url

@@ -25,6 +25,8 @@ const { cellOf, coverages, greatestHead, limited, reordered, tellingCell } = awa
 const { diagram, headDiagram, headOf, pathOf, sublayers } = await import(`${page}/flowlayout.js`);
 const { classStory, fillStory, goldCells, halfOf, knockStory, lookStory, lossStory, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, tokenStory, wayTo, wordsOf } = await import(`${page}/insights.js`);
 const { mathml } = await import(`${page}/math.js`);
+const { boxStory, lengthsOf, softmax, weightStory } = await import(`${page}/flowstory.js`);
+const { offsetsOf, roleOf } = await import(`${page}/headgrid.js`);
 const { strongest } = await import(`${page}/lines.js`);
 const { address, change, onChange, pageName, read } = await import(`${page}/state.js`);
 const { boxesFor } = await import(`${page}/tree.js`);
@@ -366,4 +368,63 @@ test("a mask is compared with its prediction from the words before it", () => {
   assert.match(fillStory([mask(0.2)], ["in"], mask(0.6)), /mislead/);
   assert.match(fillStory([mask(0.5)], ["in"], mask(0.5)), /change little/);
   assert.match(fillStory([mask(0.6)], ["in"]), /first choice \(60 %\)\.$/);
+});
+
+test("a clause that ends in two verbs is told with both", () => {
+  const rows = ["das", " Bild", " verstecken", " wird", "."];
+  const columns = [" will", " hide", " the", " picture", "."];
+  const links = [2, 3, 1, 0, 4];
+  const values = rows.flatMap((_, row) => columns.map((__, column) => Number(links[row] === column)));
+  const both = "“verstecken” and “wird” come last in their clause: they attend to “hide” and “will”.";
+  assert.equal(weightStory({ rows, columns, values }, 3), both);
+  assert.equal(weightStory({ rows, columns, values }, 2), both);
+  assert.equal(weightStory({ rows, columns, values }, 1), "“Bild” attends most to “picture”: 100 % of its weight.");
+});
+
+test("what a box of Flow shows", () => {
+  const near = { kind: "self", of: () => undefined };
+  const tell = (what, rows, columns, values, at, more = {}) => boxStory({ name: `decoder.self.${what}`, words: [] }, { rows, columns, values }, at, { ...near, ...more });
+  const masked = [1, -Infinity, -Infinity, 1, 2, -Infinity, 0, 0, 0];
+  const [a, b, c] = ["a", " b", " c"];
+  assert.match(tell("masked", [a, b, c], [a, b, c], masked, [0, 0]), /^2 tokens that “a” must not see have a score of −∞/);
+  assert.match(tell("masked", [a, b, c], [a, b, c], masked, [1, 2]), /“b” must not see “c”/);
+  assert.match(tell("masked", [a, b, c], [a, b, c], masked, [2, 0]), /^The query of “c” fits the key of “a” best: 0/);
+  const scaled = [softmax([1, 0]), softmax([4, 0])];
+  assert.match(tell("scores", [a], [a, b], [1, 0], [0, 0], { scaled }), /Without √c its weight would be 98.2 %, not 73.1 %/);
+  const weights = { rows: [a, b], columns: [a, b], values: [0.25, 0.75, 0.6, 0.4] };
+  assert.match(tell("q", [a, b], ["1"], [1, 1], [0, 0], { weights }), /fits the key of “b” best: that token gets 75 %/);
+  assert.match(tell("v", [a, b], ["1"], [1, 1], [0, 0], { weights }), /The value of “a” goes most to “b”, with a weight of 60 %/);
+  assert.match(tell("mix", [a, b], ["1"], [1, 1], [1, 0], { weights }), /holds 60 % of the value of “a”, 40 % of that of “b”/);
+  const output = [0, 4, 3, 0]; // added to x = [1, 0] and [0, 4]
+  assert.match(tell("sum", [a, b], ["1", "2"], [1, 4, 3, 4], [0, 0], { of: () => output }), /^Self-attention changes “a” most: it adds a vector of length 4 to one of 1\./);
+  assert.match(tell("states", [a, b, c], ["1", "2"], [1, 0, 0, 1, 2, 0.1], [0, 0]), /^“a” and “c” have the most similar vectors/);
+  assert.deepEqual(lengthsOf([3, 4, 0, 1], 2), [5, 1]);
+  assert.equal(softmax([1000, 0])[0], 1);
+});
+
+test("a head is named by the distance at which it looks", () => {
+  const back = [255, 0, 0, 255, 0, 0, 0, 255, 0]; // each token attends to the one before it
+  const even = [85, 85, 85, 85, 85, 85, 85, 85, 85];
+  const offsets = offsetsOf({ shape: [1, 2, 3, 3], values: Uint8Array.from([...back, ...even]) });
+  assert.equal(offsets[0][0].get(-1), 1);
+  const map = { statistics: { entropy: [[0, Math.log2(3)]], first: [[0.4, 0.33]] }, offsets };
+  assert.equal(roleOf(map, 0, 0).name, "1 back 100\u00a0%");
+  map.offsets[0][1].forEach((_, distance, shares) => shares.set(distance, 0.1));
+  assert.deepEqual(roleOf(map, 0, 1), { name: "3 tokens", does: "spreads its weight over about 3 tokens" });
+});
+
+test("colours of the dark theme begin at its panels", () => {
+  const before = location.search;
+  location.search = "?theme=dark";
+  try {
+    const light = ([red, green, blue]) => 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+    assert.deepEqual(rgb(0, "ink"), [30, 34, 38]);
+    for (const [from, to] of [[0, 255], [128, 0], [128, 255]]) {
+      const scale = from ? "signed" : "ink";
+      assert.ok(light(rgb(to, scale)) > light(rgb(from, scale)) + 100);
+    }
+    assert.notDeepEqual(rgb(NOTHING, "signed"), rgb(128, "signed"));
+  } finally {
+    location.search = before;
+  }
 });

@@ -135,7 +135,7 @@ export function replaced(before, after) {
 export function knockStory(full, without, off) {
   const heads = off.map((place) => place.split(".").slice(-2).map((one) => Number(one) + 1).join("·"));
   const who = `Without ${heads.length > 1 ? "heads" : "head"} ${heads.join(", ")}`;
-  const chance = `the probability of the first text goes from ${percent(Math.exp(full.log_probability))} to ${percent(Math.exp(without.log_probability))}`;
+  const chance = `the probability of the complete model’s text goes from ${percent(Math.exp(full.log_probability))} to ${percent(Math.exp(without.log_probability))}`;
   const bare = (words) => words.map((word) => word.replace(/[.,!?]+$/, "")).join(" ");
   const quoted = (words) => `“${bare(words)}”`;
   const told = replaced(full.text, without.free).flatMap(({ gone, come }) => {
