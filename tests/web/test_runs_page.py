@@ -27,13 +27,14 @@ LAYERS, HEADS = 6, 8
 SECONDS = {256: 1.5, 1024: 3.0}  # by the tokens of a text, on quiet cores
 MEGABYTES = 32
 WORDS = [f"w{number}" for number in range(50)]
+# The first is the primary link: these runs have no probes, so none of them leads to Watch first.
 WAYS = {
     "translator": "Tour Watch Flow Attention Lens Positions Tokens Translate Decode Train",
-    "writer": "Watch Flow Attention Lens Positions Tokens Decode Train",
-    "reader": "Flow Attention Positions Tokens Fill Train",
+    "writer": "Decode Watch Flow Attention Lens Positions Tokens Train",
+    "reader": "Fill Flow Attention Positions Tokens Train",
     "labels": "Flow Attention Positions Tokens Train",
-    "pictures": "Watch Positions Image Train",
-    "piano": "Watch Flow Attention Lens Positions Tokens Decode Music Train",
+    "pictures": "Image Watch Positions Train",
+    "piano": "Music Watch Flow Attention Lens Positions Tokens Decode Train",
 }
 
 

@@ -1,7 +1,7 @@
 // One plain sentence for a page, computed from the numbers that it shows.
 
 import { percent, shown } from "./dom.js";
-import { compared } from "./watchstory.js";
+import { compared, halfOf } from "./watchstory.js";
 
 const LEAST = 0.3; // a smaller weight aligns no words
 const SPECIAL = /^<[^<>]*>$/; // </s>
@@ -170,15 +170,6 @@ export function tokenStory(text, pieces) {
   const single = counts.filter((count) => count === 1).length;
   if (most === 1) return "Each word is frequent enough to be one token.";
   return `“${starts[counts.indexOf(most)].word}” is divided into ${most} tokens: it is too rare for a token of its own. ${single} of ${starts.length} words are one token each.`;
-}
-
-/** The number of patches that hold half of the attention. @param {ArrayLike<number>} weights */
-export function halfOf(weights) {
-  const sorted = Array.from(weights).sort((a, b) => b - a);
-  const total = sorted.reduce((a, b) => a + b, 0);
-  let [sum, count] = [0, 0];
-  while (count < sorted.length && sum < total / 2) sum += sorted[count++];
-  return count;
 }
 
 /**
