@@ -23,11 +23,11 @@ const { exact, percent, shown, spelled, visible } = await import(`${page}/dom.js
 const { csv, wrapped } = await import(`${page}/exports.js`);
 const { cellOf, coverages, greatestHead, limited, reordered, tellingCell } = await import(`${page}/fitting.js`);
 const { diagram, headDiagram, headOf, pathOf, sublayers } = await import(`${page}/flowlayout.js`);
-const { classStory, fillStory, goldCells, halfOf, knockStory, lookStory, lossStory, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, tokenStory, wayTo, wordsOf } = await import(`${page}/insights.js`);
+const { classStory, deciding, fillStory, goldCells, halfOf, knockStory, lookStory, lossStory, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, stepStory, tokenStory, wayTo, wordsOf } = await import(`${page}/insights.js`);
 const { mathml } = await import(`${page}/math.js`);
 const { strongest } = await import(`${page}/lines.js`);
 const { address, change, onChange, pageName, read } = await import(`${page}/state.js`);
-const { boxesFor } = await import(`${page}/tree.js`);
+const { columnsFor, greedyPath } = await import(`${page}/tree.js`);
 const { mostReordered } = await import(`${page}/watchparts.js`);
 const { compared, captionOf, milestones, moved, pace } = await import(`${page}/watchstory.js`);
 
@@ -267,21 +267,42 @@ test("the word order changes where links cross farthest", () => {
   assert.match(orderOf(Array(16).fill(0.25), rows, columns), /does not align/);
 });
 
-test("the outcome names the step at which greedy search drops the best text", () => {
-  const node = (step, parent, piece, log_probability, rest = {}) => ({ step, parent, piece, log_probability, state: "kept", place: null, ...rest });
-  const nodes = [node(1, -1, " jetzt", -0.5), node(1, -1, " dir", -0.9), node(2, 1, "</s>", -1, { state: "ended", place: 1 }), node(2, 0, "</s>", -2, { state: "ended", place: 2 })];
+/** Candidates of a search of width 2, in which “jetzt” leads at first; `later` is log P of the end after “dir”. */
+const candidates = (later) => {
+  const node = (step, parent, piece, log_probability, rest = {}) => ({ step, parent, piece, log_probability, score: log_probability, state: "kept", place: null, ...rest });
+  const ended = (place) => ({ state: "ended", place });
+  return [node(1, -1, " jetzt", -0.5), node(1, -1, " dir", -0.9), node(1, -1, " nun", -3, { state: "pruned" }), node(2, 1, "</s>", later, ended(1)), node(2, 0, "</s>", -1.5, ended(2))];
+};
+
+test("the outcome names the step at which the best text leaves the path of greedy search", () => {
+  const nodes = candidates(-1);
   const [best, other] = [{ text: "dir", score: -0.8 }, { text: "jetzt", score: -1.5 }];
-  assert.match(outcomeOf({ width: 2, nodes, greedy: [other], beam: [best, other] }), /at step 1 “dir” is only candidate 2.* −0.8 instead of −1.5/);
-  assert.match(outcomeOf({ width: 2, nodes, greedy: [best], beam: [best] }), /same text/);
-  assert.match(outcomeOf({ width: 2, nodes, greedy: [best], beam: [other] }), /Greedy search finds a better/);
+  const search = { width: 2, vocabulary: 50, nodes };
+  const missed = { ...search, greedy: [other], beam: [best, other] };
+  assert.match(outcomeOf(missed), /ends with “jetzt”, score −1.5\. At step 1 the beam also keeps “dir”, candidate 2, and ends with “dir”, score −0.8/);
+  assert.match(outcomeOf({ ...search, greedy: [best], beam: [best] }), /same text\.$/); // “dir” was candidate 2
+  assert.match(outcomeOf({ ...search, greedy: [best], beam: [other] }), /Greedy search finds a better/);
+  assert.deepEqual(greedyPath(nodes), [0, 4]);
+  assert.deepEqual(deciding(nodes), { node: 1, rank: 2 });
+});
+
+test("a step of the search tells what is dropped, and what greedy search drops", () => {
+  const [best, other] = [{ text: "dir", score: -0.8 }, { text: "jetzt", score: -1.5 }];
+  const search = { width: 2, vocabulary: 50, nodes: candidates(-1), greedy: [other], beam: [best, other] };
+  assert.match(stepStory(search, 1), /^Step 1 of 2: of 50 continuations the beam keeps 2\. Greedy search drops “dir”, only candidate 2; the beam keeps it/);
+  assert.match(stepStory({ ...search, greedy: [best] }, 1), /The last of them is “dir” \(−0.9\); “nun” \(−3\) is dropped\.$/);
+  assert.equal(stepStory(search, 2), outcomeOf(search));
+  const longer = { ...search, nodes: [...search.nodes, { ...search.nodes[3], step: 3 }], greedy: [best] };
+  assert.match(stepStory(longer, 2), /of 100 continuations .* Without pruning, 50² texts would continue/);
 });
 
 test("the boxes of all steps fit, as long as they are readable", () => {
-  for (const [steps, room] of [[3, 1200], [13, 1200], [14, 1216], [13, 848]]) {
-    const { across, width, margin } = boxesFor(steps, room);
-    assert.ok(2 * margin + across * steps + width <= room, `${steps} steps in ${room}`);
+  for (const [steps, room] of [[3, 1200], [13, 1200], [14, 1216], [12, 848]]) {
+    const { lefts, widths } = columnsFor([28, ...Array(steps).fill(90)], room);
+    assert.ok(lefts.at(-1) + widths.at(-1) <= room, `${steps} steps in ${room}`);
+    lefts.slice(1).forEach((left, at) => assert.ok(left >= lefts[at] + widths[at] + 7));
   }
-  assert.ok(boxesFor(60, 1200).width >= 56); // then it scrolls
+  assert.ok(columnsFor(Array(60).fill(90), 1200).widths[0] >= 56); // then it scrolls
 });
 
 test("a knock-out tells what is lost, what has changed, and how probable the text is", () => {

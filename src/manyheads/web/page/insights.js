@@ -1,6 +1,7 @@
 // One plain sentence for a page, computed from the numbers that it shows.
 
 import { percent, shown, visible } from "./dom.js";
+import { greedyPath, pathTo, rankOf } from "./tree.js";
 import { compared, farthest, tellMove } from "./watchstory.js";
 
 const LEAST = 0.3; // a smaller weight aligns no words
@@ -60,35 +61,59 @@ export function orderOf(values, rows, columns) {
   return `The word order changes: “${best.first.text}” comes before “${best.second.text}”, but attends to “${of(best.first)}”, which comes after “${of(best.second)}”.`;
 }
 
-/**
- * The token of the best result with the lowest rank among the candidates of its step; the first of several.
- * @param {import("./tree.js").Candidate[]} nodes
- */
-export function deciding(nodes) {
-  let lowest = { node: -1, rank: 0 };
-  for (let at = nodes.findIndex((one) => one.place === 1); at >= 0; at = nodes[at].parent) {
-    const rank = 1 + nodes.filter((one) => one.step === nodes[at].step && one.log_probability > nodes[at].log_probability).length;
-    if (rank >= lowest.rank) lowest = { node: at, rank };
-  }
-  return lowest;
-}
+/** The path to the best result. @param {import("./tree.js").Candidate[]} nodes */
+const bestPath = (nodes) => pathTo(nodes, nodes.findIndex((node) => node.place === 1));
 
 /**
- * What the beam is good for, in one sentence: where greedy search drops the best result.
- * @param {{width: number, nodes: import("./tree.js").Candidate[], greedy: any[], beam: any[]}} result
+ * The token at which the best result leaves the path of greedy search, with its rank in its step; null if it does not.
+ * @param {import("./tree.js").Candidate[]} nodes @returns {{node: number, rank: number}|null}
  */
+export function deciding(nodes) {
+  const greedy = new Set(greedyPath(nodes));
+  const node = bestPath(nodes).find((at) => !greedy.has(at));
+  return node === undefined ? null : { node, rank: rankOf(nodes, node)[0] };
+}
+
+/** @typedef {{width: number, vocabulary: number, nodes: import("./tree.js").Candidate[], greedy: any[], beam: any[]}} Search of the Decode page */
+
+/** What the beam is good for, in one sentence: where greedy search drops the best result. @param {Search} search */
 export function outcomeOf({ width, nodes, greedy: [greedy], beam: [best, second] }) {
   if (!best || !greedy) return "No hypothesis ended within the limit.";
   if (width === 1) return "With a beam of 1, this is greedy search: the best candidate of each step, nothing else.";
   if (best.text === greedy.text) {
+    const led = bestPath(nodes).every((at) => rankOf(nodes, at)[0] === 1) ? ": at every step the best candidate led to the best result" : "";
     const close = second ? ` The runner-up, “${second.text}”, has score ${shown(second.score)} against ${shown(best.score)}.` : "";
-    return `Greedy search finds the same text: at every step the best candidate led to the best result.${close}`;
+    return `Greedy search finds the same text${led}.${close}`;
   }
   if (best.score < greedy.score) return `Greedy search finds a better text here: score ${shown(greedy.score)}; the beam pruned it and ends with ${shown(best.score)}.`;
-  const { node, rank } = deciding(nodes);
-  const { step, state } = nodes[node];
-  const piece = state === "ended" ? "the end" : `“${nodes[node].piece.trim()}”`;
-  return `Greedy search misses the best text: at step ${step} ${piece} is only candidate ${rank}. The beam keeps it and ends with score ${shown(best.score)} instead of ${shown(greedy.score)}. A score is the opinion of the model: read both texts.`;
+  const fork = deciding(nodes);
+  const other = fork ? `At step ${nodes[fork.node].step} the beam also keeps ${pieceOf(nodes[fork.node])}, candidate ${fork.rank}, and ends` : "The beam ends";
+  return `Greedy search ends with “${greedy.text}”, score ${shown(greedy.score)}. ${other} with “${best.text}”, score ${shown(best.score)}.`;
+}
+
+/** A candidate as a word. @param {import("./tree.js").Candidate} node */
+const pieceOf = ({ piece }) => (SPECIAL.test(piece) ? "the end" : `“${piece.trim()}”`);
+
+/**
+ * The candidates at the edge of the beam at a step, and the cost of keeping all; at the last step the outcome.
+ * @param {Search} search @param {number} step
+ */
+export function stepStory(search, step) {
+  const { nodes, vocabulary, greedy, beam } = search;
+  const last = nodes.at(-1)?.step ?? 0;
+  if (step >= last) return outcomeOf(search);
+  const at = (/** @type {number} */ number, /** @type {string} */ state) => nodes.filter((node) => node.step === number && node.state === state);
+  const before = step === 1 ? 1 : at(step - 1, "kept").length;
+  const [kept, [dropped]] = [at(step, "kept"), at(step, "pruned")];
+  const many = `${(before * vocabulary).toLocaleString("en")} continuations`;
+  const first = `Step ${step} of ${last}: of ${many} the beam keeps ${kept.length}.`;
+  const fork = beam[0]?.text === greedy[0]?.text ? null : deciding(nodes);
+  if (fork && nodes[fork.node].step === step) {
+    return `${first} Greedy search drops ${pieceOf(nodes[fork.node])}, only candidate ${fork.rank}; the beam keeps it, and it leads to the result of the best score.`;
+  }
+  const edge = kept.length && dropped ? ` The last of them is ${pieceOf(kept.at(-1))} (${shown(kept.at(-1).score)}); ${pieceOf(dropped)} (${shown(dropped.score)}) is dropped.` : "";
+  const power = [...String(step)].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(digit)]).join("");
+  return `${first}${edge}${step > 1 ? ` Without pruning, ${vocabulary.toLocaleString("en")}${power} texts would continue.` : ""}`;
 }
 
 /**
