@@ -198,6 +198,18 @@ def test_a_click_masks_a_word(page: Any, client: TestClient) -> None:
     alone = ask(client, "/api/fill", run="reader", text=left)["masks"][0]["top"]
     expected = [item["probability"] for item in alone]
     assert shares(before)[: len(expected)] == pytest.approx(expected, rel=1e-2, abs=HUNDREDTH)
+    # Bars are shares of 1, and each word has the attention of the mask: mean over all heads.
+    assert first.locator(".level").first.evaluate(
+        "one => one.clientWidth / one.parentElement.clientWidth"
+    ) == pytest.approx(chances[0], abs=0.02)
+    trace = ask(client, "/api/trace", run="reader", text=text)
+    weights = tensor(client, trace["trace"], "encoder.self.weights").mean((0, 1))
+    pieces = [piece.strip() for piece in trace["maps"][0]["columns"]]
+    [mask] = [at for at, piece in enumerate(pieces) if "mask" in piece.lower()]
+    for word in {"dog", "tree"} & {*pieces}:
+        share = page.get_by_role("button", name=re.compile(f"^{word}")).locator(".id")
+        assert shared.reads(share.inner_text(), float(weights[mask, pieces.index(word)]))
+    assert {"dog", "tree"} & {*pieces}
     page.get_by_role("button", name=re.compile("^tree")).click()
     settled(page)
     expect(page.locator("figure")).to_have_count(2)

@@ -23,7 +23,7 @@ const { exact, percent, shown, spelled, visible } = await import(`${page}/dom.js
 const { csv, wrapped } = await import(`${page}/exports.js`);
 const { cellOf, coverages, greatestHead, limited, reordered, tellingCell } = await import(`${page}/fitting.js`);
 const { diagram, headDiagram, headOf, pathOf, sublayers } = await import(`${page}/flowlayout.js`);
-const { classStory, deciding, fillStory, goldCells, halfOf, knockStory, lookStory, lossStory, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, stepStory, tokenStory, wayTo, wordsOf } = await import(`${page}/insights.js`);
+const { attentionStory, bareWord, classStory, deciding, fillStory, goldCells, halfOf, knockStory, lookStory, lossStory, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, stepStory, tokenStory, wayTo, wordsOf } = await import(`${page}/insights.js`);
 const { mathml } = await import(`${page}/math.js`);
 const { strongest } = await import(`${page}/lines.js`);
 const { address, change, onChange, pageName, read } = await import(`${page}/state.js`);
@@ -379,6 +379,11 @@ test("the story of masks counts the words that are put back", () => {
   assert.match(fillStory(masks, ["dog", "tree"]), /1 of 2 words: “dog” is its first choice \(60 %\); “tree” is number 7, after “dog”/);
   assert.match(fillStory([{ top, hidden: null }], [""]), /would write “dog”/);
   assert.match(fillStory([masks[1], masks[1]], ["tree", "tree"]), /guesses other words: for “tree” it would write “dog”; “tree” is number 7/);
+});
+
+test("the attention of a mask is summed over the words on each side", () => {
+  assert.match(attentionStory(new Map([[0, 0.1], [2, 0.15], [6, 0.4]]), 4), /25 % of its attention on the words before it and 40 % on those after/);
+  assert.deepEqual(["##s", " the", "."].map(bareWord), ["…s", "the", "."]);
 });
 
 test("a mask is compared with its prediction from the words before it", () => {

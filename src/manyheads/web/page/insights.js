@@ -375,11 +375,11 @@ export function positionStory({ scheme, length, dim, grid, curves }, dots, { bas
  * @param {Mask|null} [before] the only mask, predicted from the words before it
  */
 export function fillStory(masks, words, before = null) {
-  const first = (mask) => `“${bare(mask.top[0].piece)}” (${percent(mask.top[0].probability)})`;
+  const first = (mask) => `“${bareWord(mask.top[0].piece)}” (${percent(mask.top[0].probability)})`;
   const hiding = words.flatMap((word, at) => (word && masks[at].hidden ? [{ word, mask: masks[at], rank: masks[at].hidden.rank }] : []));
   if (!hiding.length) return `The model would write ${masks.map(first).join(" and ")}.`;
   const guesses = ({ word, mask, rank }) => {
-    const best = mask.top.slice(0, 3).map(({ piece }) => `“${bare(piece)}”`).join(", ");
+    const best = mask.top.slice(0, 3).map(({ piece }) => `“${bareWord(piece)}”`).join(", ");
     return `for “${word}” it would write ${best}; “${word}” is ${rank === null ? "not among its 1,000 best tokens" : `number ${rank}`}`;
   };
   if (hiding.length === 1) {
@@ -396,8 +396,15 @@ export function fillStory(masks, words, before = null) {
   return `The model puts back ${right} of ${hiding.length} words: ${each.join("; ")}.`;
 }
 
-/** A token as a word: without its space or the sign of a continuation. @param {string} piece */
-const bare = (piece) => piece.replace(/^##/, "").trim();
+/** A token as a word, without its space; “…s” continues the word before it. @param {string} piece */
+export const bareWord = (piece) => piece.replace(/^##/, "…").trim();
+
+/** How much of its attention a mask has for the words on each side. @param {Map<number, number>} weights of words, by position @param {number} mask its position */
+export function attentionStory(weights, mask) {
+  const sum = (/** @type {(at: number) => boolean} */ has) => [...weights].reduce((all, [at, weight]) => (has(at) ? all + weight : all), 0);
+  const [before, after] = [sum((at) => at < mask), sum((at) => at > mask)];
+  return ` The mask puts ${percent(before)} of its attention on the words before it and ${percent(after)} on those after it.`;
+}
 
 /** How much the words after a mask add to the probability of its word. @param {string} word @param {Mask} mask @param {Mask} before */
 function helpOf(word, mask, before) {
