@@ -24,6 +24,7 @@ const { csv, wrapped } = await import(`${page}/exports.js`);
 const { cellOf, coverages, greatestHead, limited, reordered, tellingCell } = await import(`${page}/fitting.js`);
 const { diagram, headDiagram, headOf, pathOf, sublayers } = await import(`${page}/flowlayout.js`);
 const { attentionStory, bareWord, classStory, deciding, fillStory, goldCells, halfOf, knockStory, lookStory, lossStory, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, stepStory, tokenStory, wayTo, wordsOf } = await import(`${page}/insights.js`);
+const { handsOf } = await import(`${page}/dials.js`);
 const { mathml } = await import(`${page}/math.js`);
 const { strongest } = await import(`${page}/lines.js`);
 const { address, change, onChange, pageName, read } = await import(`${page}/state.js`);
@@ -371,6 +372,25 @@ test("positions are near if each is most similar to a neighbour", () => {
   const curves = [["head 1", -8], ["head 2", -1]].map(([name, low]) => ({ name, points: [[-4, low], [0, 0]] }));
   const about = { scheme: "alibi", length: 5, dim: 8, grid: null };
   assert.match(positionStory({ ...about, curves }, null, { base: 1e4, isTrained: false }), /up to 8 in head 1 and 1 in head 2: head 2 can look farther/);
+});
+
+test("the hands of rotary positions turn as their channels do", () => {
+  const angles = [1, 0.1]; // of a pair, from one position to the next
+  const turned = (at, pair) => [Math.cos, Math.sin].map((part) => part(Math.PI / 4 + at * angles[pair]));
+  const rows = [0, 1, 2, 3].map((at) => [turned(at, 0), turned(at, 1)]);
+  const tables = { interleaved: rows.map(([[a, b], [c, d]]) => [a, b, c, d]), halves: rows.map(([[a, b], [c, d]]) => [a, c, b, d]) };
+  for (const [layout, table] of Object.entries(tables)) {
+    const hands = handsOf({ shape: [4, 4], values: table.flat() }, layout);
+    assert.deepEqual(hands.map(({ number }) => number), [0, 1]);
+    hands.forEach(({ turn, angles: all }, pair) => {
+      assert.ok(Math.abs(turn - (angles[pair] * 180) / Math.PI) < 1e-9);
+      assert.ok(Math.abs(((all[3] - 3 * turn + 540) % 360) - 180) < 1e-9);
+    });
+    const dots = table.flatMap((row) => table.map((other) => row.reduce((sum, one, at) => sum + one * other[at], 0)));
+    const about = { scheme: "rotary", length: 4, dim: 4, grid: null, curves: [] };
+    const cosine = ((Math.cos(1) + Math.cos(0.1)) / 2).toPrecision(3);
+    assert.match(positionStory(about, dots, { base: 1e4, isTrained: false, hands }), new RegExp(`pair 0 turns by 57.3° and pair 1 by 5.73°.* is ${cosine} at distance 1\\.$`));
+  }
 });
 
 test("the story of masks counts the words that are put back", () => {

@@ -110,6 +110,7 @@ export function identity(control) {
 export function shown(number, digits = 2) {
   if (number === null || number === undefined) return "–";
   const size = Math.abs(number);
+  if (size === Infinity) return number < 0 ? "−∞" : "∞";
   const isScientific = size !== 0 && (size < 1e-4 || size >= 1e6);
   const plain = size >= 10 ** digits ? number.toFixed(0) : String(Number(number.toPrecision(digits + 1)));
   return (isScientific ? number.toExponential(digits).replace(/\.?0+e/, "e") : plain).replaceAll("-", "−");

@@ -342,16 +342,27 @@ export function nearShare(dots, count, grid = null) {
   return near / (count - first);
 }
 
+/** The mean cosine of positions at some distances. @param {ArrayLike<number>} dots of all pairs, row after row @param {number} count */
+function similarities(dots, count) {
+  const cosine = (/** @type {number} */ distance) => {
+    const all = Array.from({ length: count - distance }, (_, at) => dots[at * count + at + distance] / Math.sqrt(dots[at * count + at] * dots[(at + distance) * (count + 1)]));
+    return all.reduce((sum, one) => sum + one, 0) / all.length;
+  };
+  const distances = [1, 10, 50].filter((one) => one < count);
+  return distances.length ? `The cosine of two positions is ${distances.map((one) => `${shown(cosine(one))} at distance ${one}`).join(", ")}.` : "";
+}
+
 /**
  * What a position scheme tells a model.
  * @param {{scheme: string, length: number, dim: number, grid: {columns: number, before: number}|null, curves: {name: string, points: [number, number][]}[]}} info
- * @param {ArrayLike<number>|null} dots of all pairs of positions @param {{base: number|null, isTrained: boolean}} how `base` of the wavelengths of a sinusoidal scheme
+ * @param {ArrayLike<number>|null} dots of all pairs of positions @param {{base: number|null, isTrained: boolean, hands?: {number: number, turn: number}[]}} how `base` of the wavelengths of a sinusoidal scheme, the turns of a rotary one
  */
-export function positionStory({ scheme, length, dim, grid, curves }, dots, { base, isTrained }) {
+export function positionStory({ scheme, length, dim, grid, curves }, dots, { base, isTrained, hands = [] }) {
   if (dots) {
     const share = nearShare(dots, length, grid);
     const near = `${share === 1 ? `Every ${grid ? "patch" : "position"} is` : `${Math.round(100 * share)} % of the ${grid ? "patches" : "positions"} are`} most similar to ${grid ? "one around it" : "a neighbour"}`;
-    if (scheme === "sinusoidal" && base) return `The first channel repeats every ${shown(2 * Math.PI, 1)} positions, the last every ${Math.round(2 * Math.PI * base ** ((dim - 2) / dim)).toLocaleString("en")}, like the digits of a number. ${near}.`;
+    if (scheme === "sinusoidal" && base) return `The first channel repeats every ${shown(2 * Math.PI, 1)} positions, the last every ${Math.round(2 * Math.PI * base ** ((dim - 2) / dim)).toLocaleString("en")}, like the digits of a number. ${share === 1 && !grid ? similarities(dots, length) : `${near}.`}`;
+    if (hands.length > 1) return `From one position to the next, pair ${hands[0].number} turns by ${shown(hands[0].turn)}° and pair ${hands.at(-1).number} by ${shown(hands.at(-1).turn)}°: fast pairs tell neighbours apart, slow pairs tell far positions apart. ${similarities(dots, length)}`;
     if (scheme === "learned" && !isTrained) return `${near}: before training, the table does not know which positions are close.`;
     if (scheme === "learned") return `${near}: ${share > 0.5 ? "training has taught the table which positions are close" : "training has hardly taught the table which positions are close"}.`;
     return `${near}: ${share > 0.5 ? "the scheme tells near from far" : "the scheme hardly tells near from far"}.`;

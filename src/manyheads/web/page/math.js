@@ -24,7 +24,8 @@ export function mathml(text) {
       const close = { "(": ")", "[": "]", "{": "}" }[token];
       const inside = row(close);
       at++;
-      return token === "{" ? `<mrow>${inside}</mrow>` : `<mrow><mo>${token}</mo>${inside}<mo>${close}</mo></mrow>`;
+      const tall = inside.includes("<mfrac>") ? ' class="tall"' : ""; // many systems have no font whose parentheses grow
+      return token === "{" ? `<mrow>${inside}</mrow>` : `<mrow><mo${tall}>${token}</mo>${inside}<mo${tall}>${close}</mo></mrow>`;
     }
     if (token === "√") {
       const opened = tokens[at] === "(";
