@@ -242,13 +242,16 @@ def test_patches_are_coloured_by_their_weight(page: Any, client: TestClient) -> 
     visit(page, place)
     pixels = tensor(client, actual["trace"], "image.pixels")[1::2, 1::2, 0].flatten().numpy()
     share = (row / row.max()).numpy()[:, None]
-    expected = share * np.array(HEAT) + (1 - share) * 255 * pixels[:, None]
+    grey = 0.42 + 0.5 * pixels[:, None]  # bright, so that colours over it are seen
+    expected = share * np.array(HEAT) + (1 - share) * 255 * grey
     drawn = np.array(page.locator(".overlay canvas").evaluate(MIDDLES, 4))
     assert np.abs(drawn.reshape(expected.shape) - expected).max() <= 3  # rounded twice
     readout = page.locator(".readout").first
     assert shared.reads(
         readout.inner_text(), float(row.max())
     )  # the patch with the greatest weight
+    expect(page.locator(".overlay ~ .below .scale")).to_contain_text("0")
+    assert shared.reads(page.locator(".scale span").first.inner_text(), float(row.max()))
     page.locator(".overlay canvas").focus()
     for key in ("Home", "ArrowDown"):
         page.keyboard.press(key)
@@ -262,6 +265,9 @@ def test_patches_are_coloured_by_their_weight(page: Any, client: TestClient) -> 
         page.get_by_role("button", name=view).click()
         settled(page)
     expect(page.get_by_text("Position similarity with row 2, column 2")).to_be_visible()
+    # Positions do not depend on the picture: a map for each of the patches, and no class.
+    expect(page.locator(".small-overlays button")).to_have_count(actual["side"] ** 2)
+    expect(page.get_by_role("heading", name="Classes")).to_be_hidden()
     assert saved(page, page.locator("figure").first, "PNG").startswith(b"\x89PNG")
 
 

@@ -23,7 +23,7 @@ const { exact, percent, shown, spelled, visible } = await import(`${page}/dom.js
 const { csv, wrapped } = await import(`${page}/exports.js`);
 const { cellOf, coverages, greatestHead, limited, reordered, tellingCell } = await import(`${page}/fitting.js`);
 const { diagram, headDiagram, headOf, pathOf, sublayers } = await import(`${page}/flowlayout.js`);
-const { attentionStory, bareWord, classStory, deciding, fillStory, goldCells, halfOf, knockStory, lookStory, lossStory, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, stepStory, tokenStory, wayTo, wordsOf } = await import(`${page}/insights.js`);
+const { attentionStory, bareWord, classStory, deciding, fillStory, goldCells, halfOf, knockStory, lookStory, lossStory, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, stepStory, tokenStory, wordsOf } = await import(`${page}/insights.js`);
 const { handsOf } = await import(`${page}/dials.js`);
 const { mathml } = await import(`${page}/math.js`);
 const { strongest } = await import(`${page}/lines.js`);
@@ -342,15 +342,17 @@ test("half of the attention is counted from the greatest weight on", () => {
   assert.match(classStory(classes, "9"), /“4” \(50 %\), but it is “9”/);
   assert.match(classStory(classes, "4"), /which is right/);
   assert.equal(classStory([], "4"), "");
-  assert.match(lookStory("Head 1", [0, 0.3, 0.3, 0.4], -1, 2), /40 % .* attention on row 2, column 2\. Half of it is on 2 of 4/);
-  assert.match(lookStory("Head 1", [0, 0, 0, 1], 0, 2), /100 % .* attention 1 row below, 1 column to the right\.$/);
-  assert.equal(wayTo(4, 4, 3), "on the patch itself");
+  assert.match(lookStory("Head 1", [0, 0.3, 0.3, 0.4], -1, 2), /looks most at the framed patch \(row 2, column 2\): 40 %\. Half of its attention is on 2 of 4/);
+  assert.match(lookStory("Head 1", [0, 0, 0, 1], 0, 2), /at the patch that the arrow points at: 100 %\.$/);
+  assert.match(lookStory("Head 1", [0, 0, 0, 1], 3, 2), /at that patch itself: 100 %\.$/);
 });
 
 test("positions that are most similar to those around them show the grid", () => {
   const near = Array.from({ length: 25 }, (_, at) => -Math.hypot(Math.floor(at / 5) - 2, (at % 5) - 2));
   assert.match(similarStory(near, 12, 5), /8 most similar positions 8 lie around it \(2.7 by chance\): the positions show/);
   assert.match(similarStory(near.map((value) => -value), 12, 5), /8 most similar positions 0 .* hardly show/);
+  const some = near.map((_, at) => ([6, 7, 11, 13, 17].includes(at) ? -1 : [0, 4, 20].includes(at) ? -2 : -5));
+  assert.match(similarStory(some, 12, 5), /8 most similar positions 5 .* in part/);
 });
 
 test("a head that follows its voice has all its attention there", () => {

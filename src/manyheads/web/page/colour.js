@@ -44,7 +44,7 @@ const signed = between([[5, 48, 97], [51, 122, 183], [146, 197, 222], [255, 255,
 
 const wrong = between([[255, 255, 255], [255, 222, 190], [245, 166, 100], [196, 92, 22], [112, 44, 4]]); // of what is wrong, beside ink
 
-const heat = between([[0, 0, 0], [255, 140, 26]]); // over a picture: as opaque as the weight is large
+const heat = between([[225, 225, 225], [255, 140, 26]]); // over a picture: as opaque as the weight is large
 
 /** @typedef {"ink"|"signed"|"viridis"|"heat"|"wrong"} Scale */
 const SCALES = Object.fromEntries(

@@ -248,16 +248,6 @@ export function classStory([best], label) {
 /** A patch in words. @param {number} at @param {number} side patches in a row */
 export const patchName = (at, side) => `row ${Math.floor(at / side) + 1}, column ${(at % side) + 1}`;
 
-/** Where a patch lies from another one: 4 rows below, 1 column to the right. @param {number} from @param {number} to @param {number} side */
-export function wayTo(from, to, side) {
-  const [rows, columns] = [Math.floor(to / side) - Math.floor(from / side), (to % side) - (from % side)];
-  const steps = (count, unit) => `${Math.abs(count)} ${unit}${Math.abs(count) === 1 ? "" : "s"}`;
-  const way = [];
-  if (rows) way.push(`${steps(rows, "row")} ${rows > 0 ? "below" : "above"}`);
-  if (columns) way.push(`${steps(columns, "column")} to the ${columns > 0 ? "right" : "left"}`);
-  return way.join(", ") || "on the patch itself";
-}
-
 /**
  * Where a map over the patches looks: its greatest weight, and how many patches hold half of all.
  * @param {string} who looks @param {ArrayLike<number>} weights of the patches @param {number} query the patch that looks, −1 for none
@@ -267,9 +257,9 @@ export function lookStory(who, weights, query, side) {
   const all = Array.from(weights);
   const best = all.indexOf(Math.max(...all));
   const half = halfOf(all);
-  const where = query < 0 ? `on ${patchName(best, side)}` : wayTo(query, best, side);
-  const rest = half > 1 ? ` Half of it is on ${half} of ${all.length} patches.` : "";
-  return `${who} puts ${percent(all[best])} of its attention ${where}.${rest}`;
+  const where = query < 0 ? `the framed patch (${patchName(best, side)})` : query === best ? "that patch itself" : "the patch that the arrow points at";
+  const rest = half > 1 ? ` Half of its attention is on ${half} of ${all.length} patches.` : "";
+  return `${who} looks most at ${where}: ${percent(all[best])}.${rest}`;
 }
 
 /**
@@ -284,7 +274,7 @@ export function similarStory(cosines, query, side) {
   const around = others.filter(({ at }) => isNear(at)).length;
   const found = others.slice(0, around).filter(({ at }) => isNear(at)).length;
   const usual = (around * around) / others.length;
-  const means = found > 2 * usual ? "the positions show the grid, although the model reads a sequence" : "the positions hardly show the grid";
+  const means = found >= 0.75 * around ? "the positions show the grid, although the model reads a sequence" : found > 1.5 * usual ? "the positions show the grid in part" : "the positions hardly show the grid";
   return `The vector of ${patchName(query, side)} is most similar to that of ${patchName(others[0].at, side)} (cosine ${shown(others[0].value, 1)}). Of the ${around} most similar positions ${found} ${found === 1 ? "lies" : "lie"} around it (${shown(usual, 1)} by chance): ${means}.`;
 }
 
