@@ -153,6 +153,18 @@ def test_the_lens_shows_the_tokens_of_the_model(page: Any, client: TestClient) -
     colour = [int(item) for item in INK[int(chance * 255 + 0.5)]]
     style = last.evaluate("cell => getComputedStyle(cell).backgroundColor")
     assert [int(item) for item in re.findall(r"\d+", style)] == colour
+    # A wrong token that only repeats the one read is grey.
+    for layer, row in enumerate(actual["top"]):
+        for at, (top, given, expected) in enumerate(
+            zip(row, actual["given"], actual["expected"], strict=True)
+        ):
+            token = actual["pieces"][str(top[0])]
+            shade = cells.nth(layer * len(row) + at).evaluate(
+                "cell => getComputedStyle(cell).backgroundColor"
+            )
+            red, _, blue = (int(item) for item in re.findall(r"\d+", shade))
+            if expected is not None and token != expected:
+                assert (abs(red - blue) < 10) == (token == given), (layer, at)
     readout = page.locator(".lens .readout")
     unsure = int(np.argmax(actual["entropy"][-1]))  # the first state
     first = actual["probabilities"][-1][unsure][0]
@@ -177,6 +189,7 @@ def test_the_lens_follows_what_is_typed(page: Any) -> None:
     expect(page).to_have_url(re.compile("kleine"))
     settled(page)
     assert page.locator(".lens td").count() > before
+    page.get_by_text("Norms in the residual stream").click()
     expect(page.get_by_text("cross-attention").first).to_be_visible()
 
 
@@ -310,6 +323,23 @@ def test_arcs_lead_to_what_an_event_looks_at(page: Any, client: TestClient) -> N
         [0.8 + 2.8 * weight**0.5 for weight in others], abs=0.01
     )
     expect(page.locator(".roll .voices")).to_contain_text(f"{len(widths)} arcs: ")
+    # A note is as strong as the attention to all of its events.
+    totals = [
+        sum(
+            float(row[at + 1])
+            for at, event in enumerate(actual["events"][:21])
+            if at % 4 == note["part"]
+            and event["pitch"] == note["pitch"]
+            and note["start"] <= event["time"] < note["end"]
+        )
+        for note in actual["notes"]
+    ]
+    shades = [
+        float(note.get_attribute("fill-opacity") or 0)
+        for note in page.locator(".roll svg > rect").all()
+    ]
+    expected = [0.3 + 0.65 * (total / max(totals)) ** 0.5 for total in totals]
+    assert shades == pytest.approx(expected, abs=2e-3)
     assert reported.startswith(str(best) if best else "the beginning")
     assert page.locator(".roll .arc").count() in (11, 12)
     page.locator(".roll [role=img]").focus()

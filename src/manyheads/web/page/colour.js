@@ -44,11 +44,13 @@ const signed = between([[5, 48, 97], [51, 122, 183], [146, 197, 222], [255, 255,
 
 const wrong = between([[255, 255, 255], [255, 222, 190], [245, 166, 100], [196, 92, 22], [112, 44, 4]]); // of what is wrong, beside ink
 
+const repeated = between([[255, 255, 255], [196, 199, 203]]); // of what is no news
+
 const heat = between([[225, 225, 225], [255, 140, 26]]); // over a picture: as opaque as the weight is large
 
-/** @typedef {"ink"|"signed"|"viridis"|"heat"|"wrong"} Scale */
+/** @typedef {"ink"|"signed"|"viridis"|"heat"|"wrong"|"repeated"} Scale */
 const SCALES = Object.fromEntries(
-  Object.entries({ ink, signed, viridis, heat, wrong }).map(([name, colours]) => {
+  Object.entries({ ink, signed, viridis, heat, wrong, repeated }).map(([name, colours]) => {
     const all = [...colours, GREY];
     return [name, { colours: all, pixels: new Uint32Array(Uint8Array.from(all.flatMap((one) => [...one, 255])).buffer) }];
   }),

@@ -58,7 +58,7 @@ export function orderOf(values, rows, columns) {
   if (looks.length < 2) return "This map does not align words: no word attends to one source word by more than 30 %.";
   if (!best.first) return "The word order stays: each word attends to the same or a later source word than the word before.";
   const of = ({ column }) => columns[column].trim();
-  return `The word order changes: “${best.first.text}” comes before “${best.second.text}”, but attends to “${of(best.first)}”, which comes after “${of(best.second)}”.`;
+  return `The word order changes: “${best.first.text}” comes before “${best.second.text}”, but “${of(best.first)}” after “${of(best.second)}”.`;
 }
 
 /** The path to the best result. @param {import("./tree.js").Candidate[]} nodes */
@@ -136,7 +136,8 @@ export function lossStory(records) {
   }
   const trend = !before ? "" : before.loss - last.loss > 0.02 * before.loss ? " and still falls" : " and has levelled off";
   const same = train.findLast((record) => record.step <= last.step) ?? train[0];
-  const gap = last.loss > 1.1 * same.loss ? "it is above training loss, so some of what is learned does not carry over" : "what the model learns carries over to unseen examples";
+  const above = `above training loss (${number(same.loss)} at that step)`;
+  const gap = last.loss > 1.5 * same.loss ? `it is far ${above}, so much of what is learned does not carry over` : last.loss > 1.1 * same.loss ? `it is ${above}` : "what the model learns carries over to unseen examples";
   return `${fell}; validation loss is ${number(last.loss)}${trend}: ${gap}.`;
 }
 

@@ -95,7 +95,7 @@ function build() {
   };
   screen = made;
   made.map.frame.before(made.which);
-  made.map.root.append(made.note);
+  made.map.frame.before(made.note);
   const texts = element("div", { class: "stacked" }, made.translation, made.alternatives, made.list);
   made.panels.append(texts, element("section", { class: "stacked alignment", "aria-label": "Alignment" }, made.map.root));
   return html`${labelled("Text", made.text, "wide")}${made.insight}${made.panels}${made.comparison.root}`;
