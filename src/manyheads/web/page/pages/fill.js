@@ -115,9 +115,9 @@ function buttons(words, places, masked, written, weights = null) {
     const isMasked = masked.has(at);
     const guess = bareWord(screen.best.get(at) ?? "…");
     const weight = weights?.get(at);
-    const label = `${part}, word ${number + 1}${isMasked ? `: ${MASK} ${guess}` : ""}${weight === undefined ? "" : `, attention ${percent(weight)}`}`;
+    const label = weight === undefined ? `${part}, word ${number + 1}${isMasked ? `: ${MASK} ${guess}` : ""}` : `${part} ${percent(weight)} of the attention, word ${number + 1}`;
     const act = () => (written.includes(at) ? replace(at, words, masked) : toggle(number, places, masked));
-    return html`<button type="button" id="word-${number}" aria-pressed=${isMasked} aria-label=${label} @click=${act} .style=${`--share: ${(weight ?? 0) / most}`}>${isMasked ? [`${MASK} `, html`<small>${guess}</small>`] : [part, weight === undefined ? "" : html`<span class="id">${percent(weight)}</span>`]}</button>`;
+    return html`<button type="button" id="word-${number}" aria-pressed=${isMasked} aria-label=${label} @click=${act} .style=${`--share: ${(weight ?? 0) / most}`}>${isMasked ? [`${MASK} `, html`<small>${guess}</small>`] : [`${part} `, weight === undefined ? "" : html`<span class="id">${percent(weight)}</span>`]}</button>`;
   });
 }
 
