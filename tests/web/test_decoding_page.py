@@ -125,7 +125,7 @@ def test_gold_stands_beside_the_map_of_an_own_sentence(
         (0, f"Phrasebook translation: {second}"),
     ):
         visit(page, f"{place}&which={which}")
-        expect(page.locator(".alignment .note").first).to_contain_text(words.strip())
+        expect(page.locator(".alignment .goldnote")).to_contain_text(words.strip())
 
 
 def test_an_empty_text_asks_for_one(page: Any) -> None:  # noqa: F811
