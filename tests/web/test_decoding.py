@@ -12,14 +12,18 @@ from starlette.testclient import TestClient
 from tests.web.small_pages import SENTENCE, make_runs
 from tests.web.test_server import HERE, LIMITS, ask, problem
 
+from manyheads.data.translation import PhrasebookData
 from manyheads.decode.beam import NEVER, Decode
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample, filtered
 from manyheads.decode.translate import Translator
 from manyheads.loading import LoadedRun, load_torch_run
+from manyheads.phrasebook import sentences
 from manyheads.web import app as server
+from manyheads.web import decoding
 from manyheads.web.beam_tree import trace_search
 from manyheads.web.generation import Generation
+from manyheads.web.translating import HELD_OUT
 
 LIMIT = 12
 JSON = {"Content-Type": "application/json"}
@@ -198,3 +202,35 @@ def test_settings_that_make_no_sense_are_refused(client: TestClient) -> None:
     )
     assert "bert" in problem(client.post("/api/decode", json={**requested, "run": "reader"}), 400)
     problem(client.post("/api/decode", json={**requested, "run": "gone"}), 404)
+
+
+def test_the_example_of_a_run_is_one_that_greedy_search_misses(
+    folder: Path,
+) -> None:
+    opened = load_torch_run(folder / "translator")
+    run = opened.run
+    opened = replace(opened, run=replace(run, decode=replace(run.decode, beam=4)))
+    pairs = {pair.source: pair.target for pair in sentences("en-de", "test", 12)}
+
+    def hypotheses(beam: int) -> dict[str, Any]:
+        search = Translator(opened.model, opened.tokenizer, opened.decode(beam=beam)).search
+        return {text: best for text, [best, *_] in zip(pairs, search(list(pairs)), strict=True)}
+
+    greedy, best = hypotheses(1), hypotheses(4)
+    missed = [text for text in pairs if best[text].score > greedy[text].score + 1e-4]
+    assert missed  # a model of 30 steps is uncertain
+    assert decoding.missed_text(opened, pairs) == missed[0]
+    # A text that the beam translates as its reference comes before the others.
+    reference = opened.tokenizer.decode(best[missed[-1]].tokens)
+    assert decoding.missed_text(opened, {**pairs, missed[-1]: reference}) == missed[-1]
+    # Without a beam no text is missed: the one of which the search is least certain.
+    alone = replace(opened, run=replace(opened.run, decode=replace(opened.run.decode, beam=1)))
+    least = min(pairs, key=lambda text: greedy[text].score)
+    assert decoding.missed_text(alone, pairs) == least
+
+
+def test_only_runs_with_a_phrasebook_have_such_an_example(client: TestClient) -> None:
+    assert client.get("/api/missed", params={"run": "deep/writer"}).json() == {"text": None}
+    data = PhrasebookData(test_pairs=3, valid_pairs=4)
+    text = client.get("/api/missed", params={"run": "translator"}).json()["text"]
+    assert text in {p.source for split in HELD_OUT for p in sentences(data.pair, split, 4)}

@@ -125,7 +125,7 @@ def test_gold_stands_beside_the_map_of_an_own_sentence(
         (0, f"Phrasebook translation: {second}"),
     ):
         visit(page, f"{place}&which={which}")
-        expect(page.locator(".alignment .note").first).to_contain_text(words.strip())
+        expect(page.locator(".alignment .goldnote")).to_contain_text(words.strip())
 
 
 def test_an_empty_text_asks_for_one(page: Any) -> None:  # noqa: F811
@@ -277,7 +277,7 @@ def test_keys_walk_the_tree_step_by_step(page: Any, address: str) -> None:  # no
 
 
 def test_the_stage_follows_the_step(page: Any) -> None:  # noqa: F811
-    """The column of the step and the title are in the window, without a mouse."""
+    """The candidates of the step, the title and the sentence are in the window, without a mouse."""
     visit(page, f"/decode?{HERE}&stage=1")
     for step in (1, 2, 3, 3):
         page.locator("main").press("ArrowRight")
@@ -286,10 +286,14 @@ def test_the_stage_follows_the_step(page: Any) -> None:  # noqa: F811
     expect(page.locator(".beam .field span")).to_have_text("Step 2 of 3")
     page.locator("main").press("ArrowRight")
     settled(page)
-    seen = """() => ["[data-here] rect", ".beam h2"].every((part) => {
-      const box = document.querySelector(part).getBoundingClientRect();
-      return box.left >= 0 && box.right <= innerWidth && box.top >= 0;
-    })"""
+    # All candidates of the step, the title, and below the tree the sentence of the step.
+    seen = """() => {
+      const of = (part) => document.querySelector(part).getBoundingClientRect();
+      const parts = ["[data-here] rect", ".beam h2", ".insight", ".tree svg"].map(of);
+      const isInside = ({ left, right, top, bottom }) =>
+        left >= 0 && right <= innerWidth && top >= 0 && bottom <= innerHeight;
+      return parts.every(isInside) && parts[3].bottom <= parts[2].top;
+    }"""
     page.wait_for_function(seen)
     least = """() => {
       const tree = document.querySelector(".beam .tree svg");
@@ -298,6 +302,43 @@ def test_the_stage_follows_the_step(page: Any) -> None:  # noqa: F811
       return zoom * Math.min(...sizes);
     }"""
     assert page.evaluate(least) >= 28
+
+
+def test_the_first_text_is_one_that_greedy_search_misses(
+    page: Any,  # noqa: F811
+    address: str,  # noqa: F811
+) -> None:
+    with urllib.request.urlopen(f"{address}/api/missed?run=translator") as answer:
+        text = json.loads(answer.read())["text"]
+    visit(page, "/decode?run=translator")
+    expect(page.get_by_label("Text", exact=True)).to_have_value(text)
+
+
+def test_the_sentence_of_the_page_follows_the_step(page: Any, address: str) -> None:  # noqa: F811
+    """The last candidate that continues, and the first that is dropped; each with its rank."""
+    visit(page, f"/decode?{HERE}&step=1")
+    actual = reported(address, "/api/decode", run="translator", text=SENTENCE, beam=3)
+    column = [node for node in actual["nodes"] if node["step"] == 1]
+    insight = page.locator(".insight").first
+    expect(insight).to_contain_text(f"of {actual['vocabulary']} continuations the beam keeps 3")
+    expect(page.locator("[data-cut]")).to_have_count(1)
+    cut = page.locator("[data-cut='1']").bounding_box()["y"]
+    for number, node in enumerate(column):
+        box = page.locator(f"[data-node='{number}']")
+        assert (box.bounding_box()["y"] > cut - 3) == (node["state"] == "pruned")
+    page.locator("[data-node='4']").hover()
+    expect(page.locator(".beam .readout")).to_contain_text(
+        "candidate 5 of 6, dropped, because only 3"
+    )
+    page.get_by_label(re.compile("^Step")).focus()
+    page.keyboard.press("ArrowRight")
+    expect(insight).to_contain_text("Step 2 of 3")
+    expect(insight).to_contain_text(f"of {3 * actual['vocabulary']:,} continuations")
+    page.keyboard.press("End")
+    expect(insight).to_contain_text("Greedy search")
+    # Hypotheses that are open when the search stops are not drawn like those that continue.
+    last = page.locator("[data-state=kept]").last
+    assert last.locator("rect").get_attribute("fill") == "none"
 
 
 def test_what_is_typed_is_never_markup(page: Any) -> None:  # noqa: F811

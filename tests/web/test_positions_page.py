@@ -103,6 +103,16 @@ def test_the_last_step_of_the_skew_is_the_gathered_one(client: TestClient, causa
             assert torch.equal(skewed[:, query, key], met[:, query, key - query + length - 1])
 
 
+@pytest.mark.parametrize("scheme", ["t5", "relative"])
+def test_a_causal_scheme_hides_later_keys(client: TestClient, scheme: str) -> None:
+    actual = requested(client, scheme=scheme, length=6, dim=8, heads=2, causal=1)
+    scores = tensor(client, actual["trace"], "scores")
+    later = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    assert bool((scores[:, later] == -math.inf).all())
+    assert bool(scores[:, ~later].isfinite().all())
+    assert all(math.isfinite(y) for curve in actual["curves"] for _, y in curve["points"])
+
+
 def test_what_is_added_to_scores_is_a_query_with_its_vectors() -> None:
     """By Shaw's and the Music Transformer's own formulas, gathered pair by pair."""
     sizes = PositionSizes(dim=8, heads=2, head_dim=4, max_length=6, causal=False)

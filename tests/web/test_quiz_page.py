@@ -55,6 +55,11 @@ def test_an_answer_is_computed_and_judged(page: Any) -> None:
     expect(scaled.locator(".finding").first).to_contain_text("standard deviation")
     expect(scaled).not_to_contain_text("Think first")
     assert "answers=thinking.a+why-scaled" in page.url
+    # The reader scores an answer that was not a choice.
+    expect(page.get_by_role("status")).to_have_text(f"2 of {cards.count()} done, 0 of 1 right.")
+    scaled.get_by_role("button", name="yes", exact=True).click()
+    expect(page.get_by_role("status")).to_have_text(f"2 of {cards.count()} done, 1 of 2 right.")
+    assert "why-scaled.yes" in page.url
     # A mask shows its weights: none above the diagonal.
     mask = cards.filter(has_text="What is this mask function")
     mask.get_by_role("button", name="Compute the answer").click()

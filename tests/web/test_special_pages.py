@@ -153,6 +153,18 @@ def test_the_lens_shows_the_tokens_of_the_model(page: Any, client: TestClient) -
     colour = [int(item) for item in INK[int(chance * 255 + 0.5)]]
     style = last.evaluate("cell => getComputedStyle(cell).backgroundColor")
     assert [int(item) for item in re.findall(r"\d+", style)] == colour
+    # A wrong token that only repeats the one read is grey.
+    for layer, row in enumerate(actual["top"]):
+        for at, (top, given, expected) in enumerate(
+            zip(row, actual["given"], actual["expected"], strict=True)
+        ):
+            token = actual["pieces"][str(top[0])]
+            shade = cells.nth(layer * len(row) + at).evaluate(
+                "cell => getComputedStyle(cell).backgroundColor"
+            )
+            red, _, blue = (int(item) for item in re.findall(r"\d+", shade))
+            if expected is not None and token != expected:
+                assert (abs(red - blue) < 10) == (token == given), (layer, at)
     readout = page.locator(".lens .readout")
     unsure = int(np.argmax(actual["entropy"][-1]))  # the first state
     first = actual["probabilities"][-1][unsure][0]
@@ -177,6 +189,7 @@ def test_the_lens_follows_what_is_typed(page: Any) -> None:
     expect(page).to_have_url(re.compile("kleine"))
     settled(page)
     assert page.locator(".lens td").count() > before
+    page.get_by_text("Norms in the residual stream").click()
     expect(page.get_by_text("cross-attention").first).to_be_visible()
 
 
@@ -198,6 +211,18 @@ def test_a_click_masks_a_word(page: Any, client: TestClient) -> None:
     alone = ask(client, "/api/fill", run="reader", text=left)["masks"][0]["top"]
     expected = [item["probability"] for item in alone]
     assert shares(before)[: len(expected)] == pytest.approx(expected, rel=1e-2, abs=HUNDREDTH)
+    # Bars are shares of 1, and each word has the attention of the mask: mean over all heads.
+    assert first.locator(".level").first.evaluate(
+        "one => one.clientWidth / one.parentElement.clientWidth"
+    ) == pytest.approx(chances[0], abs=0.02)
+    trace = ask(client, "/api/trace", run="reader", text=text)
+    weights = tensor(client, trace["trace"], "encoder.self.weights").mean((0, 1))
+    pieces = [piece.strip() for piece in trace["maps"][0]["columns"]]
+    [mask] = [at for at, piece in enumerate(pieces) if "mask" in piece.lower()]
+    for word in {"dog", "tree"} & {*pieces}:
+        share = page.get_by_role("button", name=re.compile(f"^{word}")).locator(".id")
+        assert shared.reads(share.inner_text(), float(weights[mask, pieces.index(word)]))
+    assert {"dog", "tree"} & {*pieces}
     page.get_by_role("button", name=re.compile("^tree")).click()
     settled(page)
     expect(page.locator("figure")).to_have_count(2)
@@ -230,13 +255,16 @@ def test_patches_are_coloured_by_their_weight(page: Any, client: TestClient) -> 
     visit(page, place)
     pixels = tensor(client, actual["trace"], "image.pixels")[1::2, 1::2, 0].flatten().numpy()
     share = (row / row.max()).numpy()[:, None]
-    expected = share * np.array(HEAT) + (1 - share) * 255 * pixels[:, None]
+    grey = 0.42 + 0.5 * pixels[:, None]  # bright, so that colours over it are seen
+    expected = share * np.array(HEAT) + (1 - share) * 255 * grey
     drawn = np.array(page.locator(".overlay canvas").evaluate(MIDDLES, 4))
     assert np.abs(drawn.reshape(expected.shape) - expected).max() <= 3  # rounded twice
     readout = page.locator(".readout").first
     assert shared.reads(
         readout.inner_text(), float(row.max())
     )  # the patch with the greatest weight
+    expect(page.locator(".overlay ~ .below .scale")).to_contain_text("0")
+    assert shared.reads(page.locator(".scale span").first.inner_text(), float(row.max()))
     page.locator(".overlay canvas").focus()
     for key in ("Home", "ArrowDown"):
         page.keyboard.press(key)
@@ -250,6 +278,9 @@ def test_patches_are_coloured_by_their_weight(page: Any, client: TestClient) -> 
         page.get_by_role("button", name=view).click()
         settled(page)
     expect(page.get_by_text("Position similarity with row 2, column 2")).to_be_visible()
+    # Positions do not depend on the picture: a map for each of the patches, and no class.
+    expect(page.locator(".small-overlays button")).to_have_count(actual["side"] ** 2)
+    expect(page.get_by_role("heading", name="Classes")).to_be_hidden()
     assert saved(page, page.locator("figure").first, "PNG").startswith(b"\x89PNG")
 
 
@@ -292,6 +323,23 @@ def test_arcs_lead_to_what_an_event_looks_at(page: Any, client: TestClient) -> N
         [0.8 + 2.8 * weight**0.5 for weight in others], abs=0.01
     )
     expect(page.locator(".roll .voices")).to_contain_text(f"{len(widths)} arcs: ")
+    # A note is as strong as the attention to all of its events.
+    totals = [
+        sum(
+            float(row[at + 1])
+            for at, event in enumerate(actual["events"][:21])
+            if at % 4 == note["part"]
+            and event["pitch"] == note["pitch"]
+            and note["start"] <= event["time"] < note["end"]
+        )
+        for note in actual["notes"]
+    ]
+    shades = [
+        float(note.get_attribute("fill-opacity") or 0)
+        for note in page.locator(".roll svg > rect").all()
+    ]
+    expected = [0.3 + 0.65 * (total / max(totals)) ** 0.5 for total in totals]
+    assert shades == pytest.approx(expected, abs=2e-3)
     assert reported.startswith(str(best) if best else "the beginning")
     assert page.locator(".roll .arc").count() in (11, 12)
     page.locator(".roll [role=img]").focus()

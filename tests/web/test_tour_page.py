@@ -106,12 +106,21 @@ def test_back_and_next_stay_in_place(page: Any) -> None:
     assert len(places) == 1
 
 
-def test_the_menu_shows_the_pages_that_fit_the_run(page: Any) -> None:
+def test_the_menu_stays_in_place_from_run_to_run(page: Any) -> None:
+    """It has the pages that fit a run of the folder; those that need another run are pale."""
+    places = []
+    for place in ("/", "/attention?run=reader", "/attention?run=translator", "/quiz"):
+        visit(page, place)
+        links = page.locator("#pages a")
+        expect(links.filter(has_text="Music")).to_have_count(0)  # no run of the folder is one
+        places.append([(one.inner_text(), one.bounding_box()) for one in links.all()])
+    assert all(one == places[0] for one in places)
     visit(page, "/attention?run=reader")
-    expect(page.locator("#pages").get_by_role("link", name="Translate")).to_have_count(0)
-    expect(page.locator("#pages").get_by_role("link", name="Attention")).to_have_count(1)
-    visit(page, "/")
-    assert page.locator("#pages a").count() == len(set(shared.PAGES))
+    other = page.locator("#pages a.other")
+    expect(other.filter(has_text="Translate")).to_have_count(1)
+    expect(other.filter(has_text="Attention")).to_have_count(0)
+    page.locator("#pages").get_by_role("link", name="Translate").click()
+    expect(page.get_by_text("Showing “translator”")).to_be_visible()
 
 
 def test_on_stage_a_step_is_its_map_with_the_formula_below(page: Any) -> None:

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -10,17 +12,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from manyheads.data.translation import PhrasebookData
 from manyheads.decode.beam import Hypothesis
 from manyheads.decode.sample import Sample
+from manyheads.decode.translate import Translator
+from manyheads.loading import LoadedRun
+from manyheads.run import SETTINGS, read_run
 from manyheads.web.beam_tree import TracedSearch, trace_search
-from manyheads.web.generation import Generation, generation_of
+from manyheads.web.generation import MOST_BEAM, Generation, generation_of
 from manyheads.web.guard import Limits
 from manyheads.web.library import Library
 from manyheads.web.responses import Fields, Problem, json_answer
+from manyheads.web.translating import HELD_OUT, LOADING, load_sentences
 
 SAMPLES = 3  # sampled texts, shown side by side
 TOP = 12
 MOST_TOP = 50
+SHORTEST, LEAST_CERTAIN = (
+    800,
+    48,
+)  # sentences in which an example is searched: greedy, and with a beam
 COLDEST, HOTTEST = 0.01, 100.0
 LEAST_P = 1e-6
 
@@ -51,6 +62,7 @@ def _decode(fields: Fields, library: Library, limits: Limits) -> Response:
             "continues": generation.continues,
             "root": generation.tokenizer.target.subwords([generation.start])[0],
             "limit": generation.limit,
+            "vocabulary": generation.vocabulary,
             "prefix": prefix,
             **settings_of(generation),
             "nodes": nodes_of(tree, generation),
@@ -106,6 +118,59 @@ def _sample(tokens: Sequence[int], generation: Generation) -> dict[str, Any]:
         list(tokens), sum(token_log_probs), sum(token_log_probs) / float(search.lp(len(ended)))
     )
     return _hypothesis(hypothesis, generation)
+
+
+async def missed(request: Request) -> Response:
+    """GET ?run: a sentence of its phrasebook in which greedy search misses the best translation.
+
+    `text` is null for runs without a phrasebook.
+    """
+    name = Fields.of_query(request).text("run")
+    library: Library = request.app.state.library
+    return await run_in_threadpool(_missed, name, library)
+
+
+def _missed(name: str, library: Library) -> Response:
+    folder = library.find(name)
+    data = read_run(folder).data if (folder / SETTINGS).is_file() else None
+    if not isinstance(data, PhrasebookData):
+        return json_answer({"text": None})
+    return json_answer({"text": _example(library, name, library.version(name), data)})
+
+
+@lru_cache(maxsize=8)
+def _example(library: Library, name: str, version: str, data: PhrasebookData) -> str | None:
+    """The example of a run, cached until its weights change."""
+    with LOADING:
+        pairs = load_sentences(data, HELD_OUT)
+    short = sorted(pairs, key=len)[:SHORTEST]
+    with library.model(name) as opened, torch.inference_mode():
+        return missed_text(opened, {source: pairs[source].target for source in short})
+
+
+def missed_text(opened: LoadedRun, references: dict[str, str]) -> str | None:
+    """The first text that only beam search translates as its reference.
+
+    If there is none: the first in which beam search finds a better score, or the one of which
+    greedy search is least certain. A beam is worth its time only on texts of low greedy score.
+    """
+
+    model: Any = opened.model
+
+    def best(texts: Sequence[str], beam: int) -> dict[str, Hypothesis]:
+        decode = replace(opened.run.decode, beam=beam)
+        results = Translator(model, opened.tokenizer, decode).search(texts, n_best=1)
+        return {text: nbest[0] for text, nbest in zip(texts, results, strict=True) if nbest}
+
+    greedy = best(list(references), 1)
+    uncertain = sorted(greedy, key=lambda text: greedy[text].score)[:LEAST_CERTAIN]
+    beam = best(uncertain, min(opened.run.decode.beam, MOST_BEAM))
+    other = [text for text in greedy if text in beam and beam[text].tokens != greedy[text].tokens]
+    better = [text for text in other if beam[text].score > greedy[text].score]
+    right = [
+        text for text in better if opened.tokenizer.decode(beam[text].tokens) == references[text]
+    ]
+    return next(iter([*right, *better, *uncertain]), None)
 
 
 async def next_token(request: Request) -> Response:
@@ -180,5 +245,6 @@ def _decimal(fields: Fields, name: str, default: float) -> float:
 
 ROUTES = [
     Route("/api/decode", decode, methods=["POST"]),
+    Route("/api/missed", missed),
     Route("/api/next", next_token, methods=["POST"]),
 ]

@@ -166,7 +166,8 @@ def tables(built: BuiltScheme, length: int) -> Tables:
     """The output of each method that the scheme implements.
 
     added [n, d]: `embed` of zeros; turned [n, c]: `rotate` of ones; scores [h, n, n]: `score` with
-    the same query at every position; dots [n, n]: dot products of the rows of added or turned.
+    the same query at every position, −∞ where a causal mask hides the key; dots [n, n]: dot
+    products of the rows of added or turned.
     """
     position, sizes = built.position, built.sizes
     kind, like = type(position), _like(position)
@@ -182,7 +183,8 @@ def tables(built: BuiltScheme, length: int) -> Tables:
             queries = query(sizes).to(like)[:, :, None].expand(-1, -1, length, -1)
             bias = position.score(queries, positions, positions)
             assert bias is not None
-            result["scores"] = bias[0]
+            future = torch.ones(length, length, dtype=torch.bool).triu(1) & sizes.causal
+            result["scores"] = bias[0].masked_fill(future.to(bias.device), -math.inf)
     for name in ("added", "turned"):
         if name in result:
             result["dots"] = result[name] @ result[name].T
@@ -301,6 +303,7 @@ def _answer(built: BuiltScheme, length: int, key: list[Any], traces: Traces) -> 
         "formula": formulas.position(position, built.scores),
         "note": note,
         "base": getattr(position, "base", None),
+        "layout": getattr(position, "layout", None),
         "length": length,
         "trained": sizes.max_length,
         "dim": sizes.dim,

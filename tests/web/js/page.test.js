@@ -23,13 +23,14 @@ const { exact, percent, shown, spelled, visible } = await import(`${page}/dom.js
 const { csv, wrapped } = await import(`${page}/exports.js`);
 const { cellOf, coverages, greatestHead, limited, reordered, tellingCell } = await import(`${page}/fitting.js`);
 const { diagram, headDiagram, headOf, pathOf, sublayers } = await import(`${page}/flowlayout.js`);
-const { classStory, fillStory, goldCells, knockStory, lookStory, lossStory, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, tokenStory, wayTo, wordsOf } = await import(`${page}/insights.js`);
+const { attentionStory, bareWord, classStory, deciding, fillStory, goldCells, knockStory, lookStory, lossStory, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, stepStory, tokenStory, wordsOf } = await import(`${page}/insights.js`);
+const { handsOf } = await import(`${page}/dials.js`);
 const { mathml } = await import(`${page}/math.js`);
 const { boxStory, lengthsOf, softmax, weightStory } = await import(`${page}/flowstory.js`);
 const { offsetsOf, roleOf } = await import(`${page}/headgrid.js`);
 const { strongest } = await import(`${page}/lines.js`);
 const { address, change, onChange, pageName, read } = await import(`${page}/state.js`);
-const { boxesFor } = await import(`${page}/tree.js`);
+const { columnsFor, greedyPath } = await import(`${page}/tree.js`);
 const { drawBars, justified, mostReordered, tiling } = await import(`${page}/watchparts.js`);
 const { layout } = await import(`${page}/watchview.js`);
 const { captionOf, chosen, compared, halfOf, milestones, pace, regularHead } = await import(`${page}/watchstory.js`);
@@ -347,27 +348,48 @@ test("gold links are those of the words, for the same translation only", () => {
 test("the word order changes where links cross farthest", () => {
   const [rows, columns] = [["das", "Bild", "wird", "</s>"], ["will", "the", "picture", "</s>"]];
   const crossing = [0, 1, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 0, 0];
-  assert.match(orderOf(crossing, rows, columns), /“Bild” comes before “wird”, but attends to “picture”, which comes after “will”/);
+  assert.match(orderOf(crossing, rows, columns), /“Bild” comes before “wird”, but “picture” after “will”\.$/);
   const straight = [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0];
   assert.match(orderOf(straight, rows, columns), /order stays/);
   assert.match(orderOf(Array(16).fill(0.25), rows, columns), /does not align/);
 });
 
-test("the outcome names the step at which greedy search drops the best text", () => {
-  const node = (step, parent, piece, log_probability, rest = {}) => ({ step, parent, piece, log_probability, state: "kept", place: null, ...rest });
-  const nodes = [node(1, -1, " jetzt", -0.5), node(1, -1, " dir", -0.9), node(2, 1, "</s>", -1, { state: "ended", place: 1 }), node(2, 0, "</s>", -2, { state: "ended", place: 2 })];
+/** Candidates of a search of width 2, in which “jetzt” leads at first; `later` is log P of the end after “dir”. */
+const candidates = (later) => {
+  const node = (step, parent, piece, log_probability, rest = {}) => ({ step, parent, piece, log_probability, score: log_probability, state: "kept", place: null, ...rest });
+  const ended = (place) => ({ state: "ended", place });
+  return [node(1, -1, " jetzt", -0.5), node(1, -1, " dir", -0.9), node(1, -1, " nun", -3, { state: "pruned" }), node(2, 1, "</s>", later, ended(1)), node(2, 0, "</s>", -1.5, ended(2))];
+};
+
+test("the outcome names the step at which the best text leaves the path of greedy search", () => {
+  const nodes = candidates(-1);
   const [best, other] = [{ text: "dir", score: -0.8 }, { text: "jetzt", score: -1.5 }];
-  assert.match(outcomeOf({ width: 2, nodes, greedy: [other], beam: [best, other] }), /at step 1 “dir” is only candidate 2.* −0.8 instead of −1.5/);
-  assert.match(outcomeOf({ width: 2, nodes, greedy: [best], beam: [best] }), /same text/);
-  assert.match(outcomeOf({ width: 2, nodes, greedy: [best], beam: [other] }), /Greedy search finds a better/);
+  const search = { width: 2, vocabulary: 50, nodes };
+  const missed = { ...search, greedy: [other], beam: [best, other] };
+  assert.match(outcomeOf(missed), /ends with “jetzt”, score −1.5\. At step 1 the beam also keeps “dir”, candidate 2, and ends with “dir”, score −0.8/);
+  assert.match(outcomeOf({ ...search, greedy: [best], beam: [best] }), /same text\.$/); // “dir” was candidate 2
+  assert.match(outcomeOf({ ...search, greedy: [best], beam: [other] }), /Greedy search finds a better/);
+  assert.deepEqual(greedyPath(nodes), [0, 4]);
+  assert.deepEqual(deciding(nodes), { node: 1, rank: 2 });
+});
+
+test("a step of the search tells what is dropped, and what greedy search drops", () => {
+  const [best, other] = [{ text: "dir", score: -0.8 }, { text: "jetzt", score: -1.5 }];
+  const search = { width: 2, vocabulary: 50, nodes: candidates(-1), greedy: [other], beam: [best, other] };
+  assert.match(stepStory(search, 1), /^Step 1 of 2: of 50 continuations the beam keeps 2\. Greedy search drops “dir”, only candidate 2; the beam keeps it/);
+  assert.match(stepStory({ ...search, greedy: [best] }, 1), /The last of them is “dir” \(−0.9\); “nun” \(−3\) is dropped\.$/);
+  assert.equal(stepStory(search, 2), outcomeOf(search));
+  const longer = { ...search, nodes: [...search.nodes, { ...search.nodes[3], step: 3 }], greedy: [best] };
+  assert.match(stepStory(longer, 2), /of 100 continuations .* Without pruning, 50² texts would continue/);
 });
 
 test("the boxes of all steps fit, as long as they are readable", () => {
-  for (const [steps, room] of [[3, 1200], [13, 1200], [14, 1216], [13, 848]]) {
-    const { across, width, margin } = boxesFor(steps, room);
-    assert.ok(2 * margin + across * steps + width <= room, `${steps} steps in ${room}`);
+  for (const [steps, room] of [[3, 1200], [13, 1200], [14, 1216], [12, 848]]) {
+    const { lefts, widths } = columnsFor([28, ...Array(steps).fill(90)], room);
+    assert.ok(lefts.at(-1) + widths.at(-1) <= room, `${steps} steps in ${room}`);
+    lefts.slice(1).forEach((left, at) => assert.ok(left >= lefts[at] + widths[at] + 7));
   }
-  assert.ok(boxesFor(60, 1200).width >= 56); // then it scrolls
+  assert.ok(columnsFor(Array(60).fill(90), 1200).widths[0] >= 56); // then it scrolls
 });
 
 test("a knock-out tells what is lost, what has changed, and how probable the text is", () => {
@@ -395,7 +417,8 @@ test("the loss story tells overfitting from convergence", () => {
   const valid = (...losses) => losses.map((loss, at) => ({ step: 20 + 10 * at, loss, split: "valid" }));
   assert.match(lossStory([...train, ...valid(1, 0.8, 0.9)]), /lowest at step 30 \(0.8\) and rises to 0.9 while training loss still falls: the model overfits/);
   assert.match(lossStory([...train, ...valid(1, 0.6, 0.4)]), /0.4 and still falls: what the model learns carries over/);
-  assert.match(lossStory([...train, ...valid(1, 0.9, 0.9)]), /has levelled off: it is above training loss/);
+  assert.match(lossStory([...train, ...valid(1, 0.9, 0.9)]), /has levelled off: it is far above training loss \(0.4 at that step\), so much/);
+  assert.match(lossStory([...train, ...valid(1, 0.5, 0.5)]), /it is above training loss \(0.4 at that step\)\.$/);
   assert.match(lossStory(train), /No validation yet/);
 });
 
@@ -406,15 +429,17 @@ test("half of the attention is counted from the greatest weight on", () => {
   assert.match(classStory(classes, "9"), /“4” \(50 %\), but it is “9”/);
   assert.match(classStory(classes, "4"), /which is right/);
   assert.equal(classStory([], "4"), "");
-  assert.match(lookStory("Head 1", [0, 0.3, 0.3, 0.4], -1, 2), /40 % .* attention on row 2, column 2\. Half of it is on 2 of 4/);
-  assert.match(lookStory("Head 1", [0, 0, 0, 1], 0, 2), /100 % .* attention 1 row below, 1 column to the right\.$/);
-  assert.equal(wayTo(4, 4, 3), "on the patch itself");
+  assert.match(lookStory("Head 1", [0, 0.3, 0.3, 0.4], -1, 2), /looks most at the framed patch \(row 2, column 2\): 40 %\. Half of its attention is on 2 of 4/);
+  assert.match(lookStory("Head 1", [0, 0, 0, 1], 0, 2), /at the patch that the arrow points at: 100 %\.$/);
+  assert.match(lookStory("Head 1", [0, 0, 0, 1], 3, 2), /at that patch itself: 100 %\.$/);
 });
 
 test("positions that are most similar to those around them show the grid", () => {
   const near = Array.from({ length: 25 }, (_, at) => -Math.hypot(Math.floor(at / 5) - 2, (at % 5) - 2));
   assert.match(similarStory(near, 12, 5), /8 most similar positions 8 lie around it \(2.7 by chance\): the positions show/);
   assert.match(similarStory(near.map((value) => -value), 12, 5), /8 most similar positions 0 .* hardly show/);
+  const some = near.map((_, at) => ([6, 7, 11, 13, 17].includes(at) ? -1 : [0, 4, 20].includes(at) ? -2 : -5));
+  assert.match(similarStory(some, 12, 5), /8 most similar positions 5 .* in part/);
 });
 
 test("a head that follows its voice has all its attention there", () => {
@@ -438,12 +463,36 @@ test("positions are near if each is most similar to a neighbour", () => {
   assert.match(positionStory({ ...about, curves }, null, { base: 1e4, isTrained: false }), /up to 8 in head 1 and 1 in head 2: head 2 can look farther/);
 });
 
+test("the hands of rotary positions turn as their channels do", () => {
+  const angles = [1, 0.1]; // of a pair, from one position to the next
+  const turned = (at, pair) => [Math.cos, Math.sin].map((part) => part(Math.PI / 4 + at * angles[pair]));
+  const rows = [0, 1, 2, 3].map((at) => [turned(at, 0), turned(at, 1)]);
+  const tables = { interleaved: rows.map(([[a, b], [c, d]]) => [a, b, c, d]), halves: rows.map(([[a, b], [c, d]]) => [a, c, b, d]) };
+  for (const [pairing, table] of Object.entries(tables)) {
+    const hands = handsOf({ shape: [4, 4], values: table.flat() }, pairing);
+    assert.deepEqual(hands.map(({ number }) => number), [0, 1]);
+    hands.forEach(({ turn, angles: all }, pair) => {
+      assert.ok(Math.abs(turn - (angles[pair] * 180) / Math.PI) < 1e-9);
+      assert.ok(Math.abs(((all[3] - 3 * turn + 540) % 360) - 180) < 1e-9);
+    });
+    const dots = table.flatMap((row) => table.map((other) => row.reduce((sum, one, at) => sum + one * other[at], 0)));
+    const about = { scheme: "rotary", length: 4, dim: 4, grid: null, curves: [] };
+    const cosine = ((Math.cos(1) + Math.cos(0.1)) / 2).toPrecision(3);
+    assert.match(positionStory(about, dots, { base: 1e4, isTrained: false, hands }), new RegExp(`pair 0 turns by 57.3° and pair 1 by 5.73°.* is ${cosine} at distance 1\\.$`));
+  }
+});
+
 test("the story of masks counts the words that are put back", () => {
   const top = [{ piece: " dog", probability: 0.6 }];
   const masks = [{ top, hidden: { piece: " dog", rank: 1 } }, { top, hidden: { piece: " tree", rank: 7 } }];
   assert.match(fillStory(masks, ["dog", "tree"]), /1 of 2 words: “dog” is its first choice \(60 %\); “tree” is number 7, after “dog”/);
   assert.match(fillStory([{ top, hidden: null }], [""]), /would write “dog”/);
   assert.match(fillStory([masks[1], masks[1]], ["tree", "tree"]), /guesses other words: for “tree” it would write “dog”; “tree” is number 7/);
+});
+
+test("the attention of a mask is summed over the words on each side", () => {
+  assert.match(attentionStory(new Map([[0, 0.1], [2, 0.15], [6, 0.4]]), 4), /25 % of its attention on the words before it and 40 % on those after/);
+  assert.deepEqual(["##s", " the", "."].map(bareWord), ["…s", "the", "."]);
 });
 
 test("a mask is compared with its prediction from the words before it", () => {

@@ -34,15 +34,14 @@ function barRow({ label, values, texts = values.map(percent), extra, strong }, n
 /** A figure of bars. */
 export class Bars extends Figure {
   /**
-   * @param {{name?: string, kind?: string, series?: string[], extra?: string, relative?: boolean}} [about] names of the
-   * bars of a row and of its extra number; `relative`: the longest bar has full length
+   * @param {{name?: string, kind?: string, series?: string[], extra?: string}} [about] names of the
+   * bars of a row and of its extra number
    */
-  constructor({ name = "", kind = "", series = ["probability"], extra = "", relative = false } = {}) {
+  constructor({ name = "", kind = "", series = ["probability"], extra = "" } = {}) {
     super(kind);
     this.name = name;
     this.series = series;
     this.extra = extra;
-    this.relative = relative;
     /** @type {(Bar & {label: string})[]} */
     this.bars = [];
     this.body = element("div", { class: "scroll" });
@@ -60,7 +59,7 @@ export class Bars extends Figure {
     this.bars = bars;
     this.note.textContent = note;
     this.key.hidden = this.shownSeries().length < 2;
-    render(barTable(bars, this.extra, this.full()), this.body);
+    render(barTable(bars, this.extra), this.body);
   }
 
   /** The names of the bars that rows have: all, or only the first ones. */
@@ -68,19 +67,14 @@ export class Bars extends Figure {
     return this.series.slice(0, Math.max(1, ...this.bars.map(({ values }) => values.length)));
   }
 
-  full() {
-    return this.relative ? Math.max(1e-9, ...this.bars.flatMap(({ values }) => values)) : 1;
-  }
-
   drawing() {
     const [bars, series] = [this.bars, this.shownSeries()];
-    const full = this.full();
     const left = 14 + 7.4 * Math.max(4, ...bars.map(({ label }) => visible(label).length));
     const tall = ROW * series.length;
     const rows = bars.map(({ label, values, texts = values.map(percent) }, row) => {
       const y = row * (tall + 4);
       const drawn = values.map((value, at) => {
-        const [top, width] = [y + ROW * at, (260 * value) / full];
+        const [top, width] = [y + ROW * at, 260 * value];
         return `<rect x="${left}" y="${top}" width="${width.toFixed(1)}" height="${ROW - 6}" fill="${LINES[at]}"/><text x="${(left + width + 6).toFixed(1)}" y="${top + 11}">${escaped(texts[at])}</text>`;
       });
       return `<text x="${left - 8}" y="${y + tall / 2 + 2}" text-anchor="end">${escaped(visible(label))}</text>${drawn.join("")}`;

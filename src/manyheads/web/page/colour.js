@@ -48,12 +48,14 @@ const wrong = between([[255, 255, 255], [255, 222, 190], [245, 166, 100], [196, 
 const night = {
   ink: between([[30, 34, 38], [66, 77, 104], [112, 129, 172], [172, 188, 224], [240, 244, 255]]),
   signed: between([[176, 220, 255], [96, 170, 232], [45, 92, 140], [30, 34, 38], [140, 62, 48], [226, 116, 92], [255, 205, 180]]),
+  repeated: between([[30, 34, 38], [70, 74, 80]]),
   wrong: between([[30, 34, 38], [84, 58, 38], [150, 88, 38], [222, 136, 62], [255, 206, 150]]),
 };
 
-const heat = between([[0, 0, 0], [255, 140, 26]]); // over a picture: as opaque as the weight is large
+const repeated = between([[255, 255, 255], [196, 199, 203]]); // of what is no news
+const heat = between([[225, 225, 225], [255, 140, 26]]); // over a picture: as opaque as the weight is large
 
-/** @typedef {"ink"|"signed"|"viridis"|"heat"|"wrong"} Scale */
+/** @typedef {"ink"|"signed"|"viridis"|"heat"|"wrong"|"repeated"} Scale */
 /** @param {Record<string, number[][]>} scales @param {number[]} grey */
 const tables = (scales, grey) =>
   Object.fromEntries(
@@ -62,7 +64,7 @@ const tables = (scales, grey) =>
       return [name, { colours: all, pixels: new Uint32Array(Uint8Array.from(all.flatMap((one) => [...one, 255])).buffer) }];
     }),
   );
-const LIGHT = tables({ ink, signed, viridis, heat, wrong }, GREY);
+const LIGHT = tables({ ink, signed, viridis, heat, wrong, repeated }, GREY);
 const DARK = tables({ viridis, heat, ...night }, DARK_GREY);
 /** A scale in the theme on screen. @param {Scale} scale */
 const tableOf = (scale) => (isDark() ? DARK : LIGHT)[scale];

@@ -1,6 +1,7 @@
 // One plain sentence for a page, computed from the numbers that it shows.
 
 import { percent, shown } from "./dom.js";
+import { greedyPath, pathTo, rankOf } from "./tree.js";
 import { compared, halfOf } from "./watchstory.js";
 
 const LEAST = 0.3; // a smaller weight aligns no words
@@ -57,38 +58,62 @@ export function orderOf(values, rows, columns) {
   if (looks.length < 2) return "This map does not align words: no word attends to one source word by more than 30 %.";
   if (!best.first) return "The word order stays: each word attends to the same or a later source word than the word before.";
   const of = ({ column }) => columns[column].trim();
-  return `The word order changes: “${best.first.text}” comes before “${best.second.text}”, but attends to “${of(best.first)}”, which comes after “${of(best.second)}”.`;
+  return `The word order changes: “${best.first.text}” comes before “${best.second.text}”, but “${of(best.first)}” after “${of(best.second)}”.`;
 }
 
+/** The path to the best result. @param {import("./tree.js").Candidate[]} nodes */
+const bestPath = (nodes) => pathTo(nodes, nodes.findIndex((node) => node.place === 1));
+
 /**
- * The token of the best result with the lowest rank among the candidates of its step; the first of several.
- * @param {import("./tree.js").Candidate[]} nodes
+ * The token at which the best result leaves the path of greedy search, with its rank in its step; null if it does not.
+ * @param {import("./tree.js").Candidate[]} nodes @returns {{node: number, rank: number}|null}
  */
 export function deciding(nodes) {
-  let lowest = { node: -1, rank: 0 };
-  for (let at = nodes.findIndex((one) => one.place === 1); at >= 0; at = nodes[at].parent) {
-    const rank = 1 + nodes.filter((one) => one.step === nodes[at].step && one.log_probability > nodes[at].log_probability).length;
-    if (rank >= lowest.rank) lowest = { node: at, rank };
-  }
-  return lowest;
+  const greedy = new Set(greedyPath(nodes));
+  const node = bestPath(nodes).find((at) => !greedy.has(at));
+  return node === undefined ? null : { node, rank: rankOf(nodes, node)[0] };
 }
 
-/**
- * What the beam is good for, in one sentence: where greedy search drops the best result.
- * @param {{width: number, nodes: import("./tree.js").Candidate[], greedy: any[], beam: any[]}} result
- */
+/** @typedef {{width: number, vocabulary: number, nodes: import("./tree.js").Candidate[], greedy: any[], beam: any[]}} Search of the Decode page */
+
+/** What the beam is good for, in one sentence: where greedy search drops the best result. @param {Search} search */
 export function outcomeOf({ width, nodes, greedy: [greedy], beam: [best, second] }) {
   if (!best || !greedy) return "No hypothesis ended within the limit.";
   if (width === 1) return "With a beam of 1, this is greedy search: the best candidate of each step, nothing else.";
   if (best.text === greedy.text) {
+    const led = bestPath(nodes).every((at) => rankOf(nodes, at)[0] === 1) ? ": at every step the best candidate led to the best result" : "";
     const close = second ? ` The runner-up, “${second.text}”, has score ${shown(second.score)} against ${shown(best.score)}.` : "";
-    return `Greedy search finds the same text: at every step the best candidate led to the best result.${close}`;
+    return `Greedy search finds the same text${led}.${close}`;
   }
   if (best.score < greedy.score) return `Greedy search finds a better text here: score ${shown(greedy.score)}; the beam pruned it and ends with ${shown(best.score)}.`;
-  const { node, rank } = deciding(nodes);
-  const { step, state } = nodes[node];
-  const piece = state === "ended" ? "the end" : `“${nodes[node].piece.trim()}”`;
-  return `Greedy search misses the best text: at step ${step} ${piece} is only candidate ${rank}. The beam keeps it and ends with score ${shown(best.score)} instead of ${shown(greedy.score)}. A score is the opinion of the model: read both texts.`;
+  const fork = deciding(nodes);
+  const other = fork ? `At step ${nodes[fork.node].step} the beam also keeps ${pieceOf(nodes[fork.node])}, candidate ${fork.rank}, and ends` : "The beam ends";
+  return `Greedy search ends with “${greedy.text}”, score ${shown(greedy.score)}. ${other} with “${best.text}”, score ${shown(best.score)}.`;
+}
+
+/** A candidate as a word. @param {import("./tree.js").Candidate} node */
+const pieceOf = ({ piece }) => (SPECIAL.test(piece) ? "the end" : `“${piece.trim()}”`);
+
+/**
+ * The candidates at the edge of the beam at a step, and the cost of keeping all; at the last step the outcome.
+ * @param {Search} search @param {number} step
+ */
+export function stepStory(search, step) {
+  const { nodes, vocabulary, greedy, beam } = search;
+  const last = nodes.at(-1)?.step ?? 0;
+  if (step >= last) return outcomeOf(search);
+  const at = (/** @type {number} */ number, /** @type {string} */ state) => nodes.filter((node) => node.step === number && node.state === state);
+  const before = step === 1 ? 1 : at(step - 1, "kept").length;
+  const [kept, [dropped]] = [at(step, "kept"), at(step, "pruned")];
+  const many = `${(before * vocabulary).toLocaleString("en")} continuations`;
+  const first = `Step ${step} of ${last}: of ${many} the beam keeps ${kept.length}.`;
+  const fork = beam[0]?.text === greedy[0]?.text ? null : deciding(nodes);
+  if (fork && nodes[fork.node].step === step) {
+    return `${first} Greedy search drops ${pieceOf(nodes[fork.node])}, only candidate ${fork.rank}; the beam keeps it, and it leads to the result of the best score.`;
+  }
+  const edge = kept.length && dropped ? ` The last of them is ${pieceOf(kept.at(-1))} (${shown(kept.at(-1).score)}); ${pieceOf(dropped)} (${shown(dropped.score)}) is dropped.` : "";
+  const power = [...String(step)].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(digit)]).join("");
+  return `${first}${edge}${step > 1 ? ` Without pruning, ${vocabulary.toLocaleString("en")}${power} texts would continue.` : ""}`;
 }
 
 /**
@@ -111,7 +136,8 @@ export function lossStory(records) {
   }
   const trend = !before ? "" : before.loss - last.loss > 0.02 * before.loss ? " and still falls" : " and has levelled off";
   const same = train.findLast((record) => record.step <= last.step) ?? train[0];
-  const gap = last.loss > 1.1 * same.loss ? "it is above training loss, so some of what is learned does not carry over" : "what the model learns carries over to unseen examples";
+  const above = `above training loss (${number(same.loss)} at that step)`;
+  const gap = last.loss > 1.5 * same.loss ? `it is far ${above}, so much of what is learned does not carry over` : last.loss > 1.1 * same.loss ? `it is ${above}` : "what the model learns carries over to unseen examples";
   return `${fell}; validation loss is ${number(last.loss)}${trend}: ${gap}.`;
 }
 
@@ -185,16 +211,6 @@ export function classStory([best], label) {
 /** A patch in words. @param {number} at @param {number} side patches in a row */
 export const patchName = (at, side) => `row ${Math.floor(at / side) + 1}, column ${(at % side) + 1}`;
 
-/** Where a patch lies from another one: 4 rows below, 1 column to the right. @param {number} from @param {number} to @param {number} side */
-export function wayTo(from, to, side) {
-  const [rows, columns] = [Math.floor(to / side) - Math.floor(from / side), (to % side) - (from % side)];
-  const steps = (count, unit) => `${Math.abs(count)} ${unit}${Math.abs(count) === 1 ? "" : "s"}`;
-  const way = [];
-  if (rows) way.push(`${steps(rows, "row")} ${rows > 0 ? "below" : "above"}`);
-  if (columns) way.push(`${steps(columns, "column")} to the ${columns > 0 ? "right" : "left"}`);
-  return way.join(", ") || "on the patch itself";
-}
-
 /**
  * Where a map over the patches looks: its greatest weight, and how many patches hold half of all.
  * @param {string} who looks @param {ArrayLike<number>} weights of the patches @param {number} query the patch that looks, −1 for none
@@ -204,9 +220,9 @@ export function lookStory(who, weights, query, side) {
   const all = Array.from(weights);
   const best = all.indexOf(Math.max(...all));
   const half = halfOf(all);
-  const where = query < 0 ? `on ${patchName(best, side)}` : wayTo(query, best, side);
-  const rest = half > 1 ? ` Half of it is on ${half} of ${all.length} patches.` : "";
-  return `${who} puts ${percent(all[best])} of its attention ${where}.${rest}`;
+  const where = query < 0 ? `the framed patch (${patchName(best, side)})` : query === best ? "that patch itself" : "the patch that the arrow points at";
+  const rest = half > 1 ? ` Half of its attention is on ${half} of ${all.length} patches.` : "";
+  return `${who} looks most at ${where}: ${percent(all[best])}.${rest}`;
 }
 
 /**
@@ -221,7 +237,7 @@ export function similarStory(cosines, query, side) {
   const around = others.filter(({ at }) => isNear(at)).length;
   const found = others.slice(0, around).filter(({ at }) => isNear(at)).length;
   const usual = (around * around) / others.length;
-  const means = found > 2 * usual ? "the positions show the grid, although the model reads a sequence" : "the positions hardly show the grid";
+  const means = found >= 0.75 * around ? "the positions show the grid, although the model reads a sequence" : found > 1.5 * usual ? "the positions show the grid in part" : "the positions hardly show the grid";
   return `The vector of ${patchName(query, side)} is most similar to that of ${patchName(others[0].at, side)} (cosine ${shown(others[0].value, 1)}). Of the ${around} most similar positions ${found} ${found === 1 ? "lies" : "lie"} around it (${shown(usual, 1)} by chance): ${means}.`;
 }
 
@@ -279,16 +295,27 @@ export function nearShare(dots, count, grid = null) {
   return near / (count - first);
 }
 
+/** The mean cosine of positions at some distances. @param {ArrayLike<number>} dots of all pairs, row after row @param {number} count */
+function similarities(dots, count) {
+  const cosine = (/** @type {number} */ distance) => {
+    const all = Array.from({ length: count - distance }, (_, at) => dots[at * count + at + distance] / Math.sqrt(dots[at * count + at] * dots[(at + distance) * (count + 1)]));
+    return all.reduce((sum, one) => sum + one, 0) / all.length;
+  };
+  const distances = [1, 10, 50].filter((one) => one < count);
+  return distances.length ? `The cosine of two positions is ${distances.map((one) => `${shown(cosine(one))} at distance ${one}`).join(", ")}.` : "";
+}
+
 /**
  * What a position scheme tells a model.
  * @param {{scheme: string, length: number, dim: number, grid: {columns: number, before: number}|null, curves: {name: string, points: [number, number][]}[]}} info
- * @param {ArrayLike<number>|null} dots of all pairs of positions @param {{base: number|null, isTrained: boolean}} how `base` of the wavelengths of a sinusoidal scheme
+ * @param {ArrayLike<number>|null} dots of all pairs of positions @param {{base: number|null, isTrained: boolean, hands?: {number: number, turn: number}[]}} how `base` of the wavelengths of a sinusoidal scheme, the turns of a rotary one
  */
-export function positionStory({ scheme, length, dim, grid, curves }, dots, { base, isTrained }) {
+export function positionStory({ scheme, length, dim, grid, curves }, dots, { base, isTrained, hands = [] }) {
   if (dots) {
     const share = nearShare(dots, length, grid);
     const near = `${share === 1 ? `Every ${grid ? "patch" : "position"} is` : `${Math.round(100 * share)} % of the ${grid ? "patches" : "positions"} are`} most similar to ${grid ? "one around it" : "a neighbour"}`;
-    if (scheme === "sinusoidal" && base) return `The first channel repeats every ${shown(2 * Math.PI, 1)} positions, the last every ${Math.round(2 * Math.PI * base ** ((dim - 2) / dim)).toLocaleString("en")}, like the digits of a number. ${near}.`;
+    if (scheme === "sinusoidal" && base) return `The first channel repeats every ${shown(2 * Math.PI, 1)} positions, the last every ${Math.round(2 * Math.PI * base ** ((dim - 2) / dim)).toLocaleString("en")}, like the digits of a number. ${share === 1 && !grid ? similarities(dots, length) : `${near}.`}`;
+    if (hands.length > 1) return `From one position to the next, pair ${hands[0].number} turns by ${shown(hands[0].turn)}° and pair ${hands.at(-1).number} by ${shown(hands.at(-1).turn)}°: fast pairs tell neighbours apart, slow pairs tell far positions apart. ${similarities(dots, length)}`;
     if (scheme === "learned" && !isTrained) return `${near}: before training, the table does not know which positions are close.`;
     if (scheme === "learned") return `${near}: ${share > 0.5 ? "training has taught the table which positions are close" : "training has hardly taught the table which positions are close"}.`;
     return `${near}: ${share > 0.5 ? "the scheme tells near from far" : "the scheme hardly tells near from far"}.`;
@@ -312,11 +339,11 @@ export function positionStory({ scheme, length, dim, grid, curves }, dots, { bas
  * @param {Mask|null} [before] the only mask, predicted from the words before it
  */
 export function fillStory(masks, words, before = null) {
-  const first = (mask) => `“${bare(mask.top[0].piece)}” (${percent(mask.top[0].probability)})`;
+  const first = (mask) => `“${bareWord(mask.top[0].piece)}” (${percent(mask.top[0].probability)})`;
   const hiding = words.flatMap((word, at) => (word && masks[at].hidden ? [{ word, mask: masks[at], rank: masks[at].hidden.rank }] : []));
   if (!hiding.length) return `The model would write ${masks.map(first).join(" and ")}.`;
   const guesses = ({ word, mask, rank }) => {
-    const best = mask.top.slice(0, 3).map(({ piece }) => `“${bare(piece)}”`).join(", ");
+    const best = mask.top.slice(0, 3).map(({ piece }) => `“${bareWord(piece)}”`).join(", ");
     return `for “${word}” it would write ${best}; “${word}” is ${rank === null ? "not among its 1,000 best tokens" : `number ${rank}`}`;
   };
   if (hiding.length === 1) {
@@ -333,8 +360,15 @@ export function fillStory(masks, words, before = null) {
   return `The model puts back ${right} of ${hiding.length} words: ${each.join("; ")}.`;
 }
 
-/** A token as a word: without its space or the sign of a continuation. @param {string} piece */
-const bare = (piece) => piece.replace(/^##/, "").trim();
+/** A token as a word, without its space; “…s” continues the word before it. @param {string} piece */
+export const bareWord = (piece) => piece.replace(/^##/, "…").trim();
+
+/** How much of its attention a mask has for the words on each side. @param {Map<number, number>} weights of words, by position @param {number} mask its position */
+export function attentionStory(weights, mask) {
+  const sum = (/** @type {(at: number) => boolean} */ has) => [...weights].reduce((all, [at, weight]) => (has(at) ? all + weight : all), 0);
+  const [before, after] = [sum((at) => at < mask), sum((at) => at > mask)];
+  return ` The mask puts ${percent(before)} of its attention on the words before it and ${percent(after)} on those after it.`;
+}
 
 /** How much the words after a mask add to the probability of its word. @param {string} word @param {Mask} mask @param {Mask} before */
 function helpOf(word, mask, before) {

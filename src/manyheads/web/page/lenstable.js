@@ -27,9 +27,9 @@ export class LensTable extends Figure {
     });
     this.frame = element("div", { class: "scroll" }, this.body);
     this.fill(this.frame);
-    this.bars = [element("canvas", { class: "bar", "aria-hidden": "true" }), element("canvas", { class: "bar", "aria-hidden": "true" })];
+    this.bars = [0, 1, 2].map(() => element("canvas", { class: "bar", "aria-hidden": "true" }));
     this.most = element("span");
-    this.output.after(element("div", { class: "scale" }, "right", this.bars[0], "wrong", this.bars[1], this.most));
+    this.output.after(element("div", { class: "scale" }, "right", this.bars[0], "wrong", this.bars[1], "repeated", this.bars[2], this.most));
   }
 
   /**
@@ -42,7 +42,7 @@ export class LensTable extends Figure {
     this.name = lens.name;
     this.lens = lens;
     this.cells = lens.rows.map((_row, layer) => lens.given.map((_column, position) => this.cell(layer, position)));
-    for (const [number, scale] of [weightScale(), /** @type {const} */ ("wrong")].entries()) paint(this.bars[number], Uint8Array.from({ length: 256 }, (_, byte) => byte), 1, 256, scale);
+    for (const [number, scale] of [weightScale(), /** @type {const} */ ("wrong"), /** @type {const} */ ("repeated")].entries()) paint(this.bars[number], Uint8Array.from({ length: 256 }, (_, byte) => byte), 1, 256, scale);
     this.most.textContent = `${shown(lens.low)} to ${shown(lens.high, 2)}`;
     const known = lens.expected.filter((one) => one !== null).length;
     const head = (title, labels) =>
@@ -65,10 +65,12 @@ export class LensTable extends Figure {
     return [" ", made];
   }
 
-  /** The colour scale of a cell: wrong tokens have their own. */
+  /** The colour scale of a cell: wrong tokens have their own, and those that only repeat the token read. */
   scaleOf(layer, position) {
-    const { tokens, expected } = this.lens;
-    return expected[position] === null || tokens[layer][position] === expected[position] ? weightScale() : "wrong";
+    const { tokens, expected, given } = this.lens;
+    const token = tokens[layer][position];
+    if (expected[position] === null || token === expected[position]) return weightScale();
+    return token === given[position] ? "repeated" : "wrong";
   }
 
   cell(layer, position) {

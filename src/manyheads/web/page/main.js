@@ -22,7 +22,8 @@ let drawn = ""; // the page on screen
 let keys = [];
 let nextState = null; // the next state of the page in stage mode
 let focused = ""; // the focused control before a redraw
-let run = null; // the run in the URL: the menu shows the pages that fit it
+/** The runs of the folder: the menu shows the pages that fit one of them. @type {import("./runs.js").Run[]} */
+let runs = [];
 
 /** Shows an error message; an empty message hides it. @param {string} message */
 function say(message) {
@@ -34,12 +35,11 @@ async function draw() {
   const name = pageName();
   const state = read();
   remember();
-  if (run?.name !== state.run) run = null;
   frame(name, state);
   restore();
   drawing.abort();
   const controller = (drawing = new AbortController());
-  if (state.run && !run) chooseRun(name, state, controller.signal);
+  if (name === "runs" || !runs.some((run) => run.name === state.run)) findRuns(name, state, controller.signal);
   content.setAttribute("aria-busy", "true");
   try {
     if (!pageOf(name)) return nowhere();
@@ -78,20 +78,20 @@ function nowhere() {
 
 /** The content for an unknown run: the runs that this page can show. */
 async function otherRuns(name, state, signal) {
-  const runs = await usableRuns(signal).catch(() => []);
+  const all = await usableRuns(signal).catch(() => []);
   if (signal.aborted) return;
-  const fitted = runs.filter((one) => fits(pageOf(name), one));
+  const fitted = all.filter((one) => fits(pageOf(name), one));
   const link = (one) => html`<li><a href=${address(name, { stage: state.stage ?? "", theme: state.theme ?? "", run: one.name })}>${one.name}</a></li>`;
   const words = fitted.length ? "Choose a run:" : "No run of this folder fits this page.";
   content.classList.remove("stale");
   put(content, html`<h1>${pageOf(name).title}</h1><p class="lead">${words}</p><ul>${fitted.map(link)}</ul>${ALL_RUNS()}`);
 }
 
-/** Finds the run in the URL, and draws the menu for it; without one the menu has all pages. */
-async function chooseRun(name, state, signal) {
-  const runs = await usableRuns(signal).catch(() => []);
+/** Finds the runs of the folder, and draws the menu for them; without any it has all pages. */
+async function findRuns(name, state, signal) {
+  const known = await usableRuns(signal).catch(() => runs);
   if (signal.aborted) return;
-  run = runs.find((one) => one.name === state.run) ?? null;
+  runs = known;
   remember();
   frame(name, state);
   restore();
@@ -113,8 +113,10 @@ function frame(name, state) {
   const title = pageOf(name)?.title ?? name;
   document.title = [title, state.run, "Manyheads"].filter(Boolean).join(" · ");
   document.documentElement.dataset.theme = state.theme ?? "";
-  const link = (page) => html`<a href=${address(page.name, sharedState(page.name, state))} aria-current=${page.name === name ? "page" : nothing}>${page.title}</a>`;
-  const shown = PAGES.filter((page) => page.name === name || page.everywhere || !run || fits(page, run));
+  const run = runs.find((one) => one.name === state.run);
+  // A page that needs another kind of model stays in its place: it shows another run.
+  const link = (page) => html`<a class=${run && !page.everywhere && !fits(page, run) ? "other" : nothing} href=${address(page.name, sharedState(page.name, state))} aria-current=${page.name === name ? "page" : nothing}>${page.title}</a>`;
+  const shown = PAGES.filter((page) => page.name === name || page.everywhere || !runs.length || runs.some((one) => fits(page, one)));
   const groups = [...new Set(shown.map((page) => page.group))].map(
     (group) => html`<div class="group" role="group" aria-label=${group}><span aria-hidden="true">${group}</span>${shown.filter((page) => page.group === group).map(link)}</div>`,
   );

@@ -1,22 +1,28 @@
 // Numbers of patches over the picture that they were cut from: one large, with a patch that keys
 // walk over, and small ones side by side to choose from.
 
-import { byteOf, css, weightScale } from "./colour.js";
-import { context2d, element, escaped, shown } from "./dom.js";
+import { byteOf, css, paint, weightScale } from "./colour.js";
+import { context2d, element, escaped, percent, shown } from "./dom.js";
 import { Figure, onArrow } from "./figure.js";
 
 const SIZE = 448; // of the large one, in pixels of its canvas
 const SMALL = 112;
 
-/** An image as a canvas. @param {import("./api.js").Tensor} pixels height, width, channels; 0 to 1 */
-export function pictureOf({ shape: [height, width, channels], values }) {
+const SOFT = [0.42, 0.5]; // the darkest grey below the colours, and the range of greys
+const QUERY = "#0077c8";
+
+/**
+ * An image as a canvas. @param {import("./api.js").Tensor} pixels height, width, channels; 0 to 1
+ * @param {boolean} [soft] in bright greys, so that colours over it are seen
+ */
+export function pictureOf({ shape: [height, width, channels], values }, soft = false) {
   const canvas = element("canvas", { width, height });
   const context = context2d(canvas);
   const image = context.createImageData(width, height);
   for (let at = 0; at < width * height; at++) {
-    for (let colour = 0; colour < 3; colour++) {
-      image.data[4 * at + colour] = Math.round(255 * values[channels * at + (channels === 1 ? 0 : colour)]);
-    }
+    const colours = [0, 1, 2].map((colour) => values[channels * at + (channels === 1 ? 0 : colour)]);
+    const grey = SOFT[0] + SOFT[1] * (0.299 * colours[0] + 0.587 * colours[1] + 0.114 * colours[2]);
+    colours.forEach((value, colour) => (image.data[4 * at + colour] = Math.round(255 * (soft ? grey : value))));
     image.data[4 * at + 3] = 255;
   }
   context.putImageData(image, 0, 0);
@@ -66,7 +72,10 @@ export class Overlay extends Figure {
       onpointerleave: () => this.tell(this.at),
       onclick: (event) => this.choose((this.at = this.under(event))),
     });
+    this.bar = element("canvas", { class: "bar", "aria-hidden": "true" });
+    this.high = element("span");
     this.fill(element("div", { class: "overlay" }, this.canvas));
+    this.output.after(element("div", { class: "scale" }, "0", this.bar, this.high));
   }
 
   /**
@@ -77,14 +86,25 @@ export class Overlay extends Figure {
     this.open(over.title);
     this.name = over.name;
     this.over = over;
-    this.at = over.query >= 0 ? over.query : over.values.indexOf(Math.max(...over.values));
+    this.best = bestOf(over.values, over.what === "cosine" ? over.query : -1);
+    this.at = over.query >= 0 ? over.query : this.best;
+    this.high.textContent = over.what === "cosine" ? shown(Math.max(...over.values)) : percent(Math.max(...over.values));
+    paint(this.bar, Uint8Array.from({ length: 256 }, (_, byte) => byte), 1, 256, scaleOver());
     this.canvas.setAttribute("aria-label", `${over.title}. Arrow keys walk over the patches, Enter lets one look, Home goes to the first one, c lets the class token look.`);
     this.draw();
   }
 
   draw() {
+    const frame = this.paint(this.canvas);
+    frame(this.at, "#fff", 2);
+    if (this.over.query >= 0) frame(this.over.query, QUERY, 3);
+    this.tell(this.at);
+  }
+
+  /** The picture, the grid of its patches, and an arrow from the patch that looks to where it looks most. @param {HTMLCanvasElement} canvas */
+  paint(canvas) {
     const { image, values, side, opacity, query } = this.over;
-    const { context, edge } = paintOver(this.canvas, SIZE, image, values, side, opacity);
+    const { context, edge } = paintOver(canvas, SIZE, image, values, side, opacity);
     context.strokeStyle = "#8888";
     context.lineWidth = Math.max(1, Math.ceil(SIZE / (this.canvas.clientWidth || SIZE))); // a thinner line may vanish where the canvas is scaled down
     context.beginPath();
@@ -95,15 +115,14 @@ export class Overlay extends Figure {
       context.lineTo(SIZE, edge(line) + 0.5);
     }
     context.stroke();
-    const frame = (at, colour, width) => {
+    const middle = (/** @type {number} */ at) => [(at % side) + 0.5, Math.floor(at / side) + 0.5].map((one) => (one * SIZE) / side);
+    if (query >= 0 && this.best !== query) drawArrow(context, middle(query), middle(this.best), SIZE / side / 3);
+    return (/** @type {number} */ at, /** @type {string} */ colour, /** @type {number} */ width) => {
       const [row, column] = [Math.floor(at / side), at % side];
       context.strokeStyle = colour;
       context.lineWidth = width;
       context.strokeRect(edge(column) + 1.5, edge(row) + 1.5, edge(column + 1) - edge(column) - 3, edge(row + 1) - edge(row) - 3);
     };
-    frame(this.at, "#fff", 2);
-    if (query >= 0) frame(query, "#00b7ff", 3);
-    this.tell(this.at);
   }
 
   under(event) {
@@ -131,9 +150,10 @@ export class Overlay extends Figure {
 
   /** @returns {import("./exports.js").Drawing} */
   drawing() {
-    const { image, values, side, opacity } = this.over;
+    const { values, query } = this.over;
     const canvas = element("canvas");
-    paintOver(canvas, SIZE, image, values, side, opacity);
+    const frame = this.paint(canvas);
+    if (query >= 0) frame(query, QUERY, 3);
     const inside = `<image x="10" width="${SIZE}" height="${SIZE}" image-rendering="pixelated" href="${canvas.toDataURL()}"/>`;
     return { width: SIZE + 20, height: SIZE + 6, inside, colours: { low: 0, high: Math.max(...values), scale: scaleOver() } };
   }
@@ -142,6 +162,28 @@ export class Overlay extends Figure {
     const { side, values, what } = this.over;
     const patches = Array.from({ length: side * side }, (_, at) => [Math.floor(at / side) + 1, (at % side) + 1, values[at]]);
     return { columns: ["row", "column", what], rows: patches };
+  }
+}
+
+/** The patch of the greatest value, other than one. @param {ArrayLike<number>} values @param {number} except */
+export function bestOf(values, except = -1) {
+  return Array.from(values).reduce((best, value, at) => (at !== except && (best < 0 || value > values[best]) ? at : best), -1);
+}
+
+/** An arrow with a light edge, so that it is seen on any colour. @param {CanvasRenderingContext2D} context @param {number[]} from @param {number[]} to @param {number} size of its head */
+function drawArrow(context, [x, y], [toX, toY], size) {
+  const angle = Math.atan2(toY - y, toX - x);
+  context.beginPath();
+  context.moveTo(x, y);
+  context.lineTo(toX, toY);
+  for (const side of [-0.5, 0.5]) {
+    context.moveTo(toX, toY);
+    context.lineTo(toX - size * Math.cos(angle + side), toY - size * Math.sin(angle + side));
+  }
+  for (const [colour, width] of /** @type {[string, number][]} */ ([["#fff", 7], [QUERY, 4]])) {
+    context.strokeStyle = colour;
+    context.lineWidth = width;
+    context.stroke();
   }
 }
 
@@ -155,16 +197,16 @@ export class SmallOverlays extends Figure {
   }
 
   /** @param {{name: string, title: string, image: HTMLCanvasElement, side: number, opacity: number, across: number}} about `across`: in a row
-   *  @param {{label: string, values: Float32Array}[]} all @param {number} chosen */
+   *  @param {{label: string, name?: string, values: Float32Array}[]} all @param {number} chosen */
   show(about, all, chosen) {
     this.open(about.title);
     this.about = about;
     this.all = all;
     this.name = about.name;
-    this.buttons = all.map(({ label, values }, at) => {
+    this.buttons = all.map(({ label, name, values }, at) => {
       const canvas = element("canvas", { "aria-hidden": "true" });
       paintOver(canvas, SMALL, about.image, values, about.side, about.opacity);
-      return element("button", { type: "button", "aria-pressed": String(at === chosen), onclick: () => this.choose(at) }, canvas, element("span", {}, label));
+      return element("button", { type: "button", "aria-pressed": String(at === chosen), "aria-label": name, onclick: () => this.choose(at) }, canvas, element("span", {}, label));
     });
     this.cells.style.setProperty("--across", String(about.across));
     this.cells.replaceChildren(...this.buttons);
@@ -182,7 +224,7 @@ export class SmallOverlays extends Figure {
 
   table() {
     const { side } = this.about;
-    const rows = this.all.flatMap(({ label, values }) => Array.from(values, (value, at) => [label, Math.floor(at / side) + 1, (at % side) + 1, value]));
+    const rows = this.all.flatMap(({ label, name, values }) => Array.from(values, (value, at) => [name ?? label, Math.floor(at / side) + 1, (at % side) + 1, value]));
     return { columns: ["head", "row", "column", "weight"], rows };
   }
 }

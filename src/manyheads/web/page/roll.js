@@ -108,7 +108,7 @@ export class Roll extends Figure {
     const called = (event) => (event < 0 ? "the beginning" : `${first + event} (${this.placed(event)})`);
     const readings = this.strongestKeys().slice(0, 4).map(([event, weight]) => `${called(event)} ${percent(weight)}`);
     const arcs = this.strongestKeys().filter(([event]) => event !== at);
-    this.share.textContent = `${arcs.length} arcs: ${percent(arcs.reduce((sum, [, weight]) => sum + weight, 0))} of the attention; width grows with √weight. Where voices share a note, their colours mix.`;
+    this.share.textContent = `${arcs.length} arcs: ${percent(arcs.reduce((sum, [, weight]) => sum + weight, 0))} of the attention; width grows with √weight. Strong notes have more attention, on all their events together.`;
     this.output.textContent = `Event ${called(at)} at ${shown(events[at].time / 1000)} s attends to ${readings.join("; ")}`;
   }
 
@@ -119,6 +119,13 @@ export class Roll extends Figure {
     if (!voices.length) return name;
     const at = first - 1 + event;
     return `${voices[at % voices.length]} ${name}, beat ${Math.floor(at / voices.length / SIXTEENTHS) + 1}`;
+  }
+
+  /** The attention of the chosen event to all events of a note. @param {{start: number, end: number, pitch: number, part: number}} note */
+  shareOf({ start, end, pitch, part }) {
+    const { events, weights, at, first, voices } = this.roll;
+    const isOwn = (key) => !voices.length || (first - 1 + key) % voices.length === part;
+    return events.reduce((sum, event, key) => (key <= at && event.pitch === pitch && start <= event.time && event.time < end && isOwn(key) ? sum + weights[key + 1] : sum), 0);
   }
 
   inside() {
@@ -132,10 +139,12 @@ export class Roll extends Figure {
     for (let second = 0; this.x(1000 * second) < this.width; second += this.scale > 0.03 ? 1 : 5) {
       parts.push(`<text x="${this.x(1000 * second)}" y="${this.height - 4}" text-anchor="middle">${second} s</text>`);
     }
-    for (const { start, end, pitch, part, loud } of notes) {
+    const shares = notes.map((note) => this.shareOf(note));
+    const most = Math.max(1e-9, ...shares);
+    for (const [number, { start, end, pitch, part }] of notes.entries()) {
       const wide = Math.max(2, this.scale * (end - start) - 1);
       const isLit = start <= events[at].time && events[at].time < end; // it sounds at the chosen event
-      parts.push(`<rect ${isLit ? 'class="lit" stroke="currentColor" stroke-width="1.5" ' : ""}x="${this.x(start)}" y="${this.y(pitch) - this.key / 2}" width="${wide}" height="${this.key - 1}" rx="2" fill="${LINES[part % LINES.length]}" fill-opacity="${0.35 + 0.6 * loud}"/>`);
+      parts.push(`<rect ${isLit ? 'class="lit" stroke="currentColor" stroke-width="1.5" ' : ""}x="${this.x(start)}" y="${this.y(pitch) - this.key / 2}" width="${wide}" height="${this.key - 1}" rx="2" fill="${LINES[part % LINES.length]}" fill-opacity="${(0.3 + 0.65 * Math.sqrt(shares[number] / most)).toFixed(3)}"/>`);
     }
     const place = (event) => (event < 0 ? [LEFT, this.height - BASE + 10] : [this.x(events[event].time) + 3, this.y(events[event].pitch)]);
     const [x, y] = place(at);

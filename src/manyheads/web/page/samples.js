@@ -1,6 +1,6 @@
 // What a model gave for a held-out example at each validation, from the probes of its training.
 
-import { element, html, labelled, nothing, render, select } from "./dom.js";
+import { element, html, labelled, nothing, render, select, shown } from "./dom.js";
 import { marked } from "./tokens.js";
 import { kindOf } from "./watchparts.js";
 import { pictureText } from "./watchpictures.js";
@@ -95,6 +95,6 @@ function row({ name, colour, source }, at, sentence, { target }) {
   return html`<tr data-step=${step}>
     <th scope="row" title=${name}><span class="dot" .style=${`background: ${colour}`}></span>${step}</th>
     <td>${isTranslation ? marked(output, target ?? "") : output}${missing.length ? html`<small>missing: ${missing.join(" ")}</small>` : nothing}</td>
-    <td><span class="share" .style=${`--share: ${share.toFixed(3)}`}>${sum(logProbs).toFixed(2).replace("-", "−")}</span></td>
+    <td><span class="share" .style=${`--share: ${share.toFixed(3)}`}>${shown(sum(logProbs))}</span></td>
   </tr>`;
 }

@@ -3,26 +3,34 @@
 import { element, escaped, shown, visible } from "./dom.js";
 import { Figure } from "./figure.js";
 
-// On stage and in files: token and score in one line. Stage mode zooms by 2.5, and labels on stage have at least 28 pixels.
-const WIDE = { width: 126, height: 24, across: 154, down: 30, margin: 8, top: 22 };
-// On the page: the score below the token, so that all steps fit.
-const NARROW = { width: 60, height: 36, across: 74, down: 41, margin: 4, top: 20 };
-// Closer together, before the tree has to scroll.
-const TIGHT = { width: 56, across: 60 };
-const [LABEL, NUMBER, LETTER] = [12, 11.5, 7.1];
-const FILLS = { kept: "#0072b22e", ended: "#009e7340", pruned: "none" };
-const STROKES = { kept: "#0072b2", ended: "#009e73", pruned: "#8a8f94" };
+const [LABEL, NUMBER, LETTER, BOLD] = [12, 11.5, 7.2, 7.9];
+const [MARGIN, TOP, GAP, WIDEST, NARROWEST] = [4, 20, 7, 126, 58];
+const EARLY = 6; // steps that stage mode leaves space for from the beginning
+const ROW = { height: 36, down: 41 }; // the score below the token
+const LOW = 26; // the least height of a row with two lines
+const FILLS = { kept: "#0072b22e", ended: "#009e7340", pruned: "none", open: "none" };
+const STROKES = { kept: "#0072b2", ended: "#009e73", pruned: "#8a8f94", open: "#0072b2" };
 const ROOT = -1;
 const BEST = "#009e73";
 const CHOSEN = "#d55e00"; // the path to the chosen token
+const CUT = "#d1495b"; // between the candidates that continue and those that are dropped
 
-/** The sizes of boxes for a number of steps in this width. @param {number} steps @param {number} room */
-export function boxesFor(steps, room) {
-  const across = Math.floor((room - 2 * NARROW.margin + 14) / (steps + 1));
-  if (across >= WIDE.across) return WIDE;
-  const tight = Math.floor((room - 2 * NARROW.margin - TIGHT.width) / steps);
-  if (across < NARROW.across) return tight >= TIGHT.across ? { ...NARROW, ...TIGHT, across: tight } : NARROW;
-  return { ...NARROW, across, width: across - 14 };
+/**
+ * Left edges and widths of columns that fill a width. Where they do not fit, wide columns are narrowed, as long as their tokens can be read; then the tree scrolls.
+ * @param {number[]} natural widths @param {number} room
+ */
+export function columnsFor(natural, room) {
+  const gaps = natural.length - 1;
+  const sum = (/** @type {number} */ most) => natural.reduce((all, width) => all + Math.min(width, most), 0);
+  const inside = room - 2 * MARGIN;
+  let most = WIDEST;
+  while (most > NARROWEST && sum(most) + GAP * gaps > inside) most--;
+  const spare = Math.max(0, inside - sum(most) - GAP * gaps);
+  const more = Math.min(60, (0.7 * spare) / natural.length);
+  const widths = natural.map((width) => Math.min(width, most) + more);
+  const gap = GAP + Math.min(40, (0.3 * spare) / Math.max(1, gaps));
+  const lefts = widths.map((_, at) => MARGIN + gap * at + widths.slice(0, at).reduce((all, width) => all + width, 0));
+  return { lefts, widths };
 }
 
 /**
@@ -32,6 +40,27 @@ export function boxesFor(steps, room) {
  * @property {"kept"|"ended"|"pruned"} state @property {number|null} place among the results, from 1
  */
 
+/** From the root to a node. @param {Candidate[]} nodes @param {number} node */
+export function pathTo(nodes, node) {
+  const path = [];
+  for (let at = node; at !== ROOT; at = nodes[at].parent) path.unshift(at);
+  return path;
+}
+
+/** Greedy search takes the best token after each token: the first one, because candidates are sorted. @param {Candidate[]} nodes */
+export function greedyPath(nodes) {
+  const path = [];
+  const after = (/** @type {number} */ parent) => nodes.findIndex((node) => node.parent === parent);
+  for (let at = after(ROOT); at !== ROOT; at = after(at)) path.push(at);
+  return path;
+}
+
+/** The rank of a candidate in its step, and of how many. @param {Candidate[]} nodes @param {number} at */
+export function rankOf(nodes, at) {
+  const column = nodes.filter((node) => node.step === nodes[at].step);
+  return [column.indexOf(nodes[at]) + 1, column.length];
+}
+
 export class Tree extends Figure {
   /** The candidates of all steps. @type {Candidate[]} */
   nodes = [];
@@ -39,7 +68,8 @@ export class Tree extends Figure {
   rootPiece = "";
   /** The best results, best first. @type {string[]} */
   results = [];
-  sizes = WIDE;
+  /** @type {{lefts: number[], widths: number[], height: number, down: number}} */
+  sizes = { lefts: [0], widths: [0], ...ROW };
   /** @type {Set<number>} */
   chosen = new Set();
   /** @type {{node: number, rank: number}|null} */
@@ -57,6 +87,8 @@ export class Tree extends Figure {
       "aria-roledescription": "tree",
       onkeydown: (event) => this.walk(event),
       onclick: (event) => this.clicked(event),
+      onpointerover: (event) => this.tell(numberOf(event) ?? this.node),
+      onpointerleave: () => this.tell(this.node),
     });
     this.frame = element("div", { class: "scroll", onscroll: () => this.fade() }, this.plane);
     this.slider = element("input", { type: "range", min: "1", oninput: () => this.slide(Number(this.slider.value)) });
@@ -68,42 +100,54 @@ export class Tree extends Figure {
     new ResizeObserver(() => this.fit()).observe(this.root);
   }
 
-  /** Redraws the tree if its boxes have another size in this width. */
+  /** Redraws the tree if its boxes have another size in this window. */
   fit() {
     if (!this.nodes.length) return;
-    const before = this.sizes;
-    this.sizes = this.root.classList.contains("staged") ? WIDE : boxesFor(this.last, this.frame.clientWidth);
-    if (before.across === this.sizes.across && before.height === this.sizes.height) return;
+    const before = JSON.stringify(this.sizes);
+    this.measure();
+    if (before === JSON.stringify(this.sizes)) return;
     this.draw();
     this.reveal();
   }
 
+  /** The sizes of boxes for the width of the page; on stage, also for the height of the window. */
+  measure() {
+    const isStaged = this.root.classList.contains("staged");
+    const steps = isStaged ? Math.min(this.last, Math.max(this.step, EARLY)) : this.last;
+    const natural = Array.from({ length: steps + 1 }, (_, step) => {
+      if (!step) return 6 + LETTER * visible(this.rootPiece).length;
+      const kept = this.nodes.flatMap((node, at) => (node.step === step && node.state !== "pruned" ? [at] : []));
+      return Math.max(40, ...kept.map((at) => 6 + Math.max((this.best.has(at) ? BOLD : LETTER) * [...labelOf(this.nodes[at])].length, LETTER * scoreOf(this.nodes[at]).length)));
+    });
+    const rows = Math.max(1, ...this.row.map((row) => row + 1));
+    const down = isStaged ? Math.max(14, Math.min(ROW.down, Math.floor((this.frame.clientHeight - TOP - MARGIN) / rows))) : ROW.down;
+    this.sizes = { ...columnsFor(natural, this.frame.clientWidth), down, height: Math.min(ROW.height, down - 2) };
+  }
+
   /**
    * @param {{name: string, title: string, rootPiece: string, nodes: Candidate[], results: string[], deciding: {node: number, rank: number}|null}} tree
-   * `deciding` is the token of the best result that greedy search does not take
+   * `deciding` is the token at which the best result leaves the path of greedy search
    * @param {{step: number, node: number}} at 0 is the last step
    */
   show({ title, ...tree }, { step, node }) {
     this.open(title);
     Object.assign(this, tree, { node: node < tree.nodes.length ? node : ROOT });
     this.last = Math.max(1, ...this.nodes.map((one) => one.step));
-    this.rows = [];
-    this.row = this.nodes.map((one) => (this.rows[one.step] = (this.rows[one.step] ?? -1) + 1));
+    const counts = [];
+    this.row = this.nodes.map((one) => (counts[one.step] = (counts[one.step] ?? -1) + 1));
     this.best = new Set(this.path(this.nodes.findIndex((one) => one.place === 1)));
+    this.greedy = new Set(greedyPath(this.nodes));
     this.slider.max = String(this.last);
     this.step = step >= 1 ? Math.min(step, this.last) : this.last;
     this.slider.value = String(this.step);
     this.plane.setAttribute("aria-label", `${this.title}. Arrow keys move from token to token.`);
-    this.sizes = this.root.classList.contains("staged") ? WIDE : boxesFor(this.last, this.frame.clientWidth);
+    this.measure();
     this.draw();
     this.reveal();
   }
 
-  /** From the root to a node. */
   path(node) {
-    const nodes = [];
-    for (let at = node; at !== ROOT; at = this.nodes[at].parent) nodes.unshift(at);
-    return nodes;
+    return pathTo(this.nodes, node);
   }
 
   tokens(node) {
@@ -112,6 +156,7 @@ export class Tree extends Figure {
 
   slide(step) {
     this.step = step;
+    this.measure();
     this.draw();
     this.follow();
     this.stepped(step);
@@ -119,11 +164,12 @@ export class Tree extends Figure {
 
   /** Brings the column of the step into view. */
   follow() {
-    this.frame.scrollLeft = this.sizes.across * this.step + this.sizes.width - this.frame.clientWidth + 20;
+    const { lefts, widths } = this.sizes;
+    this.frame.scrollLeft = lefts[this.step] + widths[this.step] - this.frame.clientWidth + 20;
     this.fade();
   }
 
-  /** Fades the edges at which the tree goes on. */
+  /** Fades the edges at which the tree continues. */
   fade() {
     const { scrollLeft, scrollWidth, clientWidth } = this.frame;
     this.frame.classList.toggle("cut-left", scrollLeft > 4);
@@ -136,7 +182,7 @@ export class Tree extends Figure {
     this.plane.innerHTML =
       `<svg width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" aria-hidden="true">` +
       `${this.inside(this.step, this.node)}</svg>`;
-    this.tell();
+    this.tell(this.node);
     this.drawOutcome();
   }
 
@@ -168,27 +214,21 @@ export class Tree extends Figure {
 
   /** The complete tree keeps its height while steps are added. */
   size() {
-    const { margin, across, width, top, down } = this.sizes;
-    const tallest = Math.max(1, ...this.rows.slice(1).map((row) => row + 1));
-    return [2 * margin + across * this.step + width, top + tallest * down + margin];
+    const { lefts, widths, down } = this.sizes;
+    const tallest = Math.max(1, ...this.row.map((row) => row + 1));
+    return [Math.ceil(lefts[this.step] + widths[this.step]) + MARGIN, TOP + tallest * down + MARGIN];
   }
 
   corner(node) {
-    const { margin, across, top, down } = this.sizes;
     const [step, row] = node === ROOT ? [0, 0] : [this.nodes[node].step, this.row[node]];
-    return [margin + across * step, top + down * row];
+    return [this.sizes.lefts[step], TOP + this.sizes.down * row];
   }
 
   inside(until, chosen) {
     const edges = [];
     const boxes = [this.box(ROOT, chosen)];
     this.chosen = new Set(this.nodes[chosen ?? ROOT] ? this.path(chosen) : []);
-    for (let step = 1; step <= until; step++) {
-      const x = this.sizes.margin + this.sizes.across * step;
-      const isDeciding = this.nodes[this.deciding?.node ?? ROOT]?.step === step;
-      const [look, words] = isDeciding ? [`fill="${BEST}" font-weight="700" data-deciding=""`, `${step}: rank ${this.deciding.rank}`] : ['opacity="0.7"', String(step)];
-      boxes.push(`<text x="${x}" y="14" font-size="${NUMBER}" ${look}>${words}</text>`);
-    }
+    for (let step = 1; step <= until; step++) boxes.push(this.head(step), this.cut(step));
     this.nodes.forEach((node, at) => {
       if (node.step > until) return;
       edges.push(this.edge(node, at));
@@ -197,46 +237,75 @@ export class Tree extends Figure {
     return edges.join("") + boxes.join("");
   }
 
+  /** The number of a step, with what happens there. @param {number} step */
+  head(step) {
+    const [left, width] = [this.sizes.lefts[step], this.sizes.widths[step]];
+    const isDeciding = this.nodes[this.deciding?.node ?? ROOT]?.step === step;
+    const note = isDeciding ? `rank ${this.deciding.rank}` : step === this.last ? "stop" : "";
+    const words = note && LETTER * (note.length + 4) < width ? `${step}: ${note}` : note || String(step);
+    const look = isDeciding ? `fill="${BEST}" font-weight="700" data-deciding=""` : 'opacity="0.7"';
+    const place = step === this.last ? `x="${left + width}" text-anchor="end"` : `x="${left}"`;
+    return `<text ${place} y="14" font-size="${NUMBER}" ${look}>${words}</text>`;
+  }
+
+  /** The line below the last candidate that continues; none if one below it does. @param {number} step */
+  cut(step) {
+    const column = this.nodes.filter((node) => node.step === step);
+    const first = column.findIndex((node) => node.state === "pruned");
+    if (first < 0 || column.slice(first).some((node) => node.state !== "pruned")) return "";
+    const { lefts, widths, down, height } = this.sizes;
+    const y = TOP + first * down - (down - height) / 2;
+    return `<path d="M${lefts[step] - 3} ${y}h${widths[step] + 6}" stroke="${CUT}" stroke-width="2" data-cut="${step}"/>`;
+  }
+
   edge(node, at) {
-    const { width, height } = this.sizes;
+    const { widths, height } = this.sizes;
     const [x, y] = this.corner(at);
-    const [fromX, fromY] = this.corner(node.parent).map((value, axis) => value + (axis === 0 ? width : height / 2));
+    const [fromX, fromY] = this.corner(node.parent).map((value, axis) => value + (axis === 0 ? widths[node.step - 1] : height / 2));
     const bend = (x - fromX) / 2;
-    const [best, chosen] = [this.best.has(at), this.chosen.has(at)];
+    const [best, chosen, greedy] = [this.best.has(at), this.chosen.has(at), this.greedy.has(at)];
     const look = node.state === "pruned" && !chosen ? 'stroke-dasharray="3 3" opacity="0.6"' : "";
     return (
       `<path d="M${fromX} ${fromY}c${bend} 0 ${bend} ${y + height / 2 - fromY} ${x - fromX} ${y + height / 2 - fromY}" ` +
-      `fill="none" stroke="${this.colour(at, node)}" stroke-width="${chosen ? 4 : best ? 3 : 1.2}" ${look}/>`
+      `fill="none" stroke="${this.colour(at)}" stroke-width="${chosen ? 4 : best ? 3 : greedy ? 2.4 : 1.2}" ${look}/>`
     );
   }
 
-  /** The colour of a box and of the line that leads to it. */
-  colour(at, { state }) {
+  /** The colour of a box and of the line that leads to it. @param {number} at */
+  colour(at) {
     if (this.chosen.has(at)) return CHOSEN;
-    return this.best.has(at) ? BEST : STROKES[state];
+    return this.best.has(at) ? BEST : this.greedy.has(at) ? "currentColor" : STROKES[this.stateOf(at)];
+  }
+
+  /** The state of a candidate; one that is kept when the search stops is open. @param {number} at */
+  stateOf(at) {
+    const node = this.nodes[at];
+    if (!node) return "kept";
+    return node.state === "kept" && node.step === this.last ? "open" : node.state;
   }
 
   box(at, chosen) {
     const [x, y] = this.corner(at);
-    const { width, height } = this.sizes;
-    const twoLines = height > WIDE.height;
-    const node = this.nodes[at] ?? { piece: this.rootPiece, state: "kept", score: null, place: null };
-    const most = Math.floor((width - 9 - (twoLines ? 0 : 42)) / LETTER) - (node.place ? 2 : 0);
-    const letters = [...visible(node.piece)];
-    const cut = letters.length > most ? `${letters.slice(0, Math.max(1, most - 1)).join("")}…` : letters.join("");
-    const label = (node.place ? `${node.place}. ` : "") + cut;
-    const score = node.score === null ? "" : node.score.toFixed(2).replace("-", "−");
-    const round = node.state === "ended" ? height / 2 : 3;
-    const best = this.best.has(at);
-    const wide = at === chosen ? 'stroke="currentColor" stroke-width="3"' : `stroke="${this.colour(at, node)}" stroke-width="${best || this.chosen.has(at) ? 2.4 : 1}"`;
-    const dash = node.state === "pruned" ? 'stroke-dasharray="3 3"' : "";
-    const pale = node.state === "pruned" ? 'opacity="0.62"' : "";
-    const [labelX, anchor] = round > 3 ? [x + width / 2, "middle"] : [x + 5, "start"];
-    const number = twoLines ? `x="${labelX}" y="${y + 30}" text-anchor="${anchor}"` : `x="${x + width - 5}" y="${y + 16}" text-anchor="end"`;
+    const node = this.nodes[at] ?? { step: 0, piece: this.rootPiece, state: "kept", score: null, place: null };
+    const [width, height] = [this.sizes.widths[node.step], this.sizes.height];
+    const isTall = this.sizes.down >= LOW;
+    const state = this.stateOf(at);
+    const [label, score] = [labelOf(node), scoreOf(node)];
+    const hasScore = isTall || LETTER * ([...label].length + score.length + 2) < width;
+    const most = Math.floor((width - 4) / (this.best.has(at) ? BOLD : LETTER)) - (isTall || !hasScore ? 0 : score.length + 1);
+    const letters = [...label];
+    const cut = letters.length > most ? `${letters.slice(0, Math.max(1, most - 1)).join("")}…` : label;
+    const isMarked = this.best.has(at) || this.chosen.has(at) || this.greedy.has(at);
+    const wide = `stroke="${this.colour(at)}" stroke-width="${at === chosen && at !== ROOT ? 3.4 : isMarked ? 2.2 : 1}"`;
+    const dash = state === "pruned" ? 'stroke-dasharray="3 3"' : "";
+    const pale = state === "pruned" || state === "open" ? 'opacity="0.62"' : "";
+    const middle = `x="${x + width / 2}" text-anchor="middle"`;
+    const first = isTall ? `${middle} y="${y + 0.42 * height}"` : `x="${x + 4}" y="${y + height / 2 + 4}"`;
+    const second = isTall ? `${middle} y="${y + 0.84 * height}"` : `x="${x + width - 4}" y="${y + height / 2 + 4}" text-anchor="end"`;
     return (
-      `<g data-node="${at}" data-state="${node.state}"${at === this.here() ? ' data-here=""' : ""}><rect x="${x}" y="${y}" width="${width}" height="${height}" rx="${round}" fill="${node.place === 1 ? "#009e7380" : FILLS[node.state]}" pointer-events="all" ${wide} ${dash}/>` +
-      `<text x="${twoLines ? labelX : x + 6}" y="${y + (twoLines ? 15 : 16)}" font-size="${LABEL}" data-token="${escaped(node.piece)}"${twoLines ? ` text-anchor="${anchor}"` : ""}${best ? ' font-weight="600"' : ""} ${pale}>${escaped(label)}</text>` +
-      `<text ${number} font-size="${NUMBER}" ${pale}>${score}</text></g>`
+      `<g data-node="${at}" data-state="${node.state}"${at === this.here() ? ' data-here=""' : ""}><rect x="${x}" y="${y}" width="${width}" height="${height}" rx="${state === "ended" ? height / 2 : 3}" fill="${node.place === 1 ? "#009e7380" : FILLS[state]}" pointer-events="all" ${wide} ${dash}/>` +
+      `<text ${first} font-size="${LABEL}" data-token="${escaped(node.piece)}"${this.best.has(at) ? ' font-weight="600"' : ""} ${pale}>${escaped(cut)}</text>` +
+      `${hasScore ? `<text ${second} font-size="${NUMBER}" ${pale}>${score}</text>` : ""}</g>`
     );
   }
 
@@ -246,8 +315,8 @@ export class Tree extends Figure {
   }
 
   clicked(event) {
-    const box = event.target.closest("[data-node]");
-    if (box) this.go(Number(box.dataset.node));
+    const node = numberOf(event);
+    if (node !== null) this.go(node);
   }
 
   go(node, how = undefined) {
@@ -276,25 +345,34 @@ export class Tree extends Figure {
 
   /** Brings the chosen node into view. */
   reveal() {
-    const [left, right] = [0, this.sizes.width].map((wide) => this.corner(this.node)[0] + wide);
     const { scrollLeft, clientWidth } = this.frame;
     this.fade();
     if (this.node === ROOT) {
       this.follow();
       return;
     }
+    const [left] = this.corner(this.node);
+    const right = left + this.sizes.widths[this.nodes[this.node].step];
     if (left < scrollLeft || right > scrollLeft + clientWidth) this.frame.scrollLeft = left - clientWidth / 2;
   }
 
-  tell() {
-    const node = this.nodes[this.node];
+  /** Tells the rank of a candidate, and why it was kept or dropped. @param {number} at */
+  tell(at) {
+    const node = this.nodes[at];
     if (!node) {
-      this.output.textContent = "Start of the text. Choose a token to see the predictions after it.";
+      this.output.textContent = "Point at a token to see why it was kept or dropped. Choose one to see the predictions after it.";
       return;
     }
-    const state = { kept: "kept", pruned: "pruned", ended: node.place ? `ended, result ${node.place}` : "ended, not among the results" }[node.state];
-    const text = this.path(this.node).map((at) => this.nodes[at].piece).join("");
-    this.output.textContent = `Step ${node.step}, “${visible(node.piece)}”, ${state}: log P ${shown(node.log_probability)}, score ${shown(node.score)}. ${text}`;
+    const [rank, count] = rankOf(this.nodes, at);
+    const going = this.nodes.filter((one) => one.step === node.step && one.state === "kept").length;
+    const state = {
+      kept: "kept",
+      open: "not finished when the search stops",
+      pruned: `dropped, because ${going ? `only ${going} continue` : "none continues"}`,
+      ended: node.place ? `ended, result ${node.place}` : "ended, not among the results",
+    }[this.stateOf(at)];
+    const text = this.path(at).map((one) => this.nodes[one].piece).join("");
+    this.output.textContent = `Step ${node.step}, “${visible(node.piece)}”, candidate ${rank} of ${count}, ${state}: log P ${shown(node.log_probability)}, score ${shown(node.score)}. ${text}`;
   }
 
   drawing() {
@@ -310,7 +388,19 @@ export class Tree extends Figure {
   }
 }
 
+/** The candidate that a pointer is on, null for none. @param {Event} event */
+function numberOf(event) {
+  const box = /** @type {HTMLElement|null} */ (/** @type {Element} */ (event.target).closest("[data-node]"));
+  return box ? Number(box.dataset.node) : null;
+}
+
+/** @param {{piece: string, place?: number|null}} node */
+const labelOf = ({ piece, place }) => (place ? `${place}. ` : "") + visible(piece);
+
+/** @param {{score: number|null}} node */
+const scoreOf = ({ score }) => (score === null ? "" : score.toFixed(2).replace("-", "−"));
+
 function legend() {
   const mark = (state, words) => element("span", { class: `key ${state}` }, words);
-  return [mark("kept", "kept in the beam"), " ", mark("ended", "ended (with its rank)"), " ", mark("pruned", "pruned"), " Numbers: score log P ⁄ lp so far. Green line: to the best result. Orange: to the chosen token."];
+  return [mark("kept", "kept in the beam"), " ", mark("ended", "ended (with its rank)"), " ", mark("pruned", "dropped"), " Numbers: score log P ⁄ lp so far. Red line: the cut. Green path: the best result. Dark path: greedy search. Orange: the chosen token."];
 }

@@ -1,20 +1,18 @@
 // Decode: beam search as a tree; greedy search, beam search and sampling side by side; the next-token
 // distribution before and after temperature, top-k and top-p.
 
-import { post } from "../api.js";
+import { get, post } from "../api.js";
 import { Bars } from "../bars.js";
 import { button, element, html, labelled, percent, render, select, shown } from "../dom.js";
 import { saving } from "../exports.js";
 import { numberInput } from "../fitting.js";
 import { fill, textArea } from "../form.js";
-import { deciding, outcomeOf } from "../insights.js";
+import { deciding, stepStory } from "../insights.js";
 import { definePage } from "../page.js";
 import { change, read } from "../state.js";
 import { Tree } from "../tree.js";
 import { BEAMS, integer, legible, textsView, tokensIn, tokensOut } from "../writers.js";
 
-// A sentence of the phrasebook in which greedy search and beam search of the demo differ at the first word.
-const MISSED = "Are we reading this poem?";
 const LIMITS = ["8", "12", "20", "32", "64"].map((count) => [count, count]);
 // Sampling settings: name, label, minimum, maximum, step, default.
 const CHANCE = [
@@ -36,11 +34,18 @@ export const { draw, keys, next } = definePage({
     ["← → ↑ ↓", "in the tree: previous token, best next token, tokens of the same step"],
     ["← →", "on the slider: previous step, next step"],
   ],
-  example: (run) => (run.ambiguous ? MISSED : undefined),
+  example,
   build,
   show,
   next: nextStep,
 });
+
+/** A sentence in which greedy search misses the best translation of this model; the server searches for it. */
+async function example(run, signal) {
+  if (!run.ambiguous) return undefined;
+  screen.insight.textContent = "Looking for a sentence in which greedy search misses the best translation …";
+  return (await get("/api/missed", { run: run.name }, signal)).text ?? undefined;
+}
 
 /** The next step of the search, in stage mode; from the complete tree on to its first step. */
 function nextStep(by) {
@@ -60,8 +65,8 @@ async function show({ run, state, text, controls }, signal) {
   screen.now = { result, text };
   const node = state.node === undefined ? -1 : (integer(state.node) ?? -1);
   const title = `Beam search, width ${result.width}: “${text.length > 60 ? `${text.slice(0, 60)}…` : text}”`;
-  screen.insight.textContent = outcomeOf(result);
   screen.tree.show({ name: "beam", title, rootPiece: result.root, nodes: result.nodes, results: result.beam.map((one) => one.text), deciding: isMissed(result) ? deciding(result.nodes) : null }, { step: integer(read().step) ?? 0, node }); // the slider may have moved since
+  screen.insight.textContent = stepStory(result, screen.tree.step);
   screen.how.textContent =
     `lp = ${result.penalty}; stopping: ${result.stopping}; at most ${result.limit} tokens.` +
     (result.prefix.length ? ` The first ${result.prefix.length} are forced.` : "");
@@ -92,7 +97,10 @@ function build() {
     save: saving(() => saved(screen.now)),
     tree: new Tree({
       choose: (node, how) => change({ node: node < 0 ? "" : String(node) }, how),
-      step: (step) => change({ step: String(step) }, { replace: true, quiet: true }),
+      step: (step) => {
+        screen.insight.textContent = stepStory(screen.now.result, step);
+        change({ step: String(step) }, { replace: true, quiet: true });
+      },
     }),
     how: element("p", { class: "note" }),
     ways: element("div", { class: "controls" }),

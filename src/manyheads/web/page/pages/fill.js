@@ -1,10 +1,10 @@
 // Fill: mask words with a click, and see the predictions of a masked language model.
 
-import { post } from "../api.js";
+import { post, tensor } from "../api.js";
 import { Bars } from "../bars.js";
 import { element, html, labelled, percent, render } from "../dom.js";
 import { fill, textArea } from "../form.js";
-import { fillStory } from "../insights.js";
+import { attentionStory, bareWord, fillStory, wordsOf } from "../insights.js";
 import { definePage } from "../page.js";
 import { change, read } from "../state.js";
 
@@ -46,6 +46,7 @@ async function show({ run, state }, signal) {
   if (!masked.size) {
     screen.insight.textContent = "Hide a word, and the model guesses it from the words before and after it.";
     screen.sentence.textContent = "Click a word to mask it.";
+    screen.note.textContent = "";
     screen.results.replaceChildren();
     return;
   }
@@ -54,9 +55,11 @@ async function show({ run, state }, signal) {
   const hidden = inOrder.map((at) => (written.includes(at) ? "" : words[at][0]));
   const prediction = await post("/api/fill", { run: run.name, text: maskedText, hidden }, signal);
   const before = inOrder.length === 1 ? await fromBefore(run, words, places, inOrder[0], hidden[0], signal) : null;
+  const weights = await attended(run, maskedText, words.map(([part, isWord], at) => (masked.has(at) ? MASK : isWord ? part : "")), inOrder[0], signal);
   screen.best = new Map(inOrder.map((at, number) => [at, prediction.masks[number].top[0].piece]));
-  render(buttons(words, places, masked, written), screen.words);
-  screen.insight.textContent = fillStory(prediction.masks, hidden, before);
+  render(buttons(words, places, masked, written, weights), screen.words);
+  screen.note.textContent = weights ? `Below each word: attention of ${inOrder.length > 1 ? "the first mask" : "the mask"} to it, mean over all heads of all layers; the longest bar is ${percent(Math.max(...weights.values()))}.` : "";
+  screen.insight.textContent = `${fillStory(prediction.masks, hidden, before)}${weights && inOrder.length === 1 ? attentionStory(weights, inOrder[0]) : ""}`;
   screen.sentence.textContent = prediction.text;
   const results = prediction.masks.map((one, at) => result(one, hidden[at], { name: `fill-${at + 1}`, title: `Mask ${at + 1}${hidden[at] ? `, for “${hidden[at]}”` : ""}` }));
   if (before) results.push(result(before, hidden[0], { name: "fill-before", title: "The same mask, with the words after it masked too" }));
@@ -71,26 +74,50 @@ async function fromBefore(run, words, places, mask, word, signal) {
   return (await post("/api/fill", { run: run.name, text, hidden: [word] }, signal)).masks[0];
 }
 
+/**
+ * The attention of a mask to each other word, mean over all heads of all layers; null if the tokens do not spell the words.
+ * @param {string} text with its masks @param {string[]} words of the text, empty for parts that are none @param {number} mask its part @returns {Promise<Map<number, number>|null>} by part
+ */
+async function attended(run, text, words, mask, signal) {
+  const { trace, maps: [{ name, columns }] } = await post("/api/trace", { run: run.name, text }, signal);
+  const { shape: [layers, heads, rows, across], values } = await tensor(trace, `${name}.weights`, {}, signal);
+  const isMask = (token) => /^(\[mask\]|<mask>)$/i.test(token.trim());
+  const tokens = columns.map((token) => (isMask(token) ? MASK : token.replace(/^##/, "").toLowerCase()));
+  const ofToken = wordsOf(tokens, words.map((word) => (word === MASK ? MASK : word.toLowerCase())));
+  const row = ofToken.indexOf(mask);
+  const weights = new Map();
+  ofToken.forEach((word, column) => {
+    if (row < 0 || !words[word] || words[word] === MASK) return;
+    let sum = 0;
+    for (let map = 0; map < layers * heads; map++) sum += values[(map * rows + row) * across + column];
+    weights.set(word, (weights.get(word) ?? 0) + sum / (layers * heads));
+  });
+  return weights.size ? weights : null;
+}
+
 function build() {
   screen = {
     text: textArea("text", { mask: "" }),
+    note: element("p", { class: "note" }),
     words: element("div", { class: "words", role: "group", "aria-label": "Words: Enter masks one", onkeydown: walk }),
     insight: element("p", { class: "insight" }),
     sentence: element("p", { class: "sentence", role: "status" }),
     results: element("div", { class: "charts loose two" }),
   };
-  return [labelled("Text", screen.text, "wide"), screen.insight, html`<div class="panel masking">${screen.words}${screen.sentence}</div>`, screen.results];
+  return [labelled("Text", screen.text, "wide"), screen.insight, html`<div class="panel masking">${screen.words}${screen.note}${screen.sentence}</div>`, screen.results];
 }
 
-function buttons(words, places, masked, written) {
+function buttons(words, places, masked, written, weights = null) {
+  const most = weights ? Math.max(...weights.values()) : 1;
   return words.map(([part, isWord], at) => {
     if (!isWord) return part.trim() ? html`<span class="sign">${part}</span>` : null;
     const number = places.indexOf(at);
     const isMasked = masked.has(at);
-    const guess = screen.best.get(at)?.trim().replace(/^##/, "") ?? "…";
-    const label = `${part}, word ${number + 1}${isMasked ? `: ${MASK} ${guess}` : ""}`;
+    const guess = bareWord(screen.best.get(at) ?? "…");
+    const weight = weights?.get(at);
+    const label = weight === undefined ? `${part}, word ${number + 1}${isMasked ? `: ${MASK} ${guess}` : ""}` : `${part} ${percent(weight)} of the attention, word ${number + 1}`;
     const act = () => (written.includes(at) ? replace(at, words, masked) : toggle(number, places, masked));
-    return html`<button type="button" id="word-${number}" aria-pressed=${isMasked} aria-label=${label} @click=${act}>${isMasked ? [`${MASK} `, html`<small>${guess}</small>`] : part}</button>`;
+    return html`<button type="button" id="word-${number}" aria-pressed=${isMasked} aria-label=${label} @click=${act} .style=${`--share: ${(weight ?? 0) / most}`}>${isMasked ? [`${MASK} `, html`<small>${guess}</small>`] : [`${part} `, weight === undefined ? "" : html`<span class="id">${percent(weight)}</span>`]}</button>`;
   });
 }
 
@@ -123,18 +150,13 @@ function walk(event) {
 
 /** The most probable words for a mask, as bars. */
 function result(prediction, word, { name, title }) {
-  const bars = new Bars({ name, relative: true });
+  const bars = new Bars({ name });
   const { hidden } = prediction;
-  const row = (label, value, strong) => ({ label, values: [value], strong });
+  const row = (label, value, strong) => ({ label: bareWord(label), values: [value], strong });
   const rows = prediction.top.map(({ piece, probability }) => row(piece, probability, piece === hidden?.piece));
   // The hidden word has a row, even if it is not among the most probable ones.
   if (hidden && hidden.rank > rows.length) rows.push(row(hidden.piece, hidden.probability, true));
-  let note = `A full bar is ${percent(rows[0].values[0])}.`;
-  if (word && hidden) {
-    note += hidden.rank === null
-      ? ` “${word}” is not a single token among the top 1,000.`
-      : ` “${word}” has rank ${hidden.rank}.`;
-  }
-  bars.show(rows, title, note);
+  const rank = hidden?.rank === null ? "is not a single token among the top 1,000" : `has rank ${hidden?.rank}`;
+  bars.show(rows, title, word && hidden ? `“${word}” ${rank}.` : "");
   return bars.root;
 }

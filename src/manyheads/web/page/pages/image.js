@@ -13,6 +13,7 @@ const MAP = "encoder.self";
 const MOST_BYTES = 600_000; // larger files are downscaled before upload
 const MOST_SIDE = 1024;
 const MOST_CLASSES = 10;
+const MOST_MAPS = 16; // patches in a row, of which each has a map of its own
 const MOST_WEIGHTS = 1_000_000; // of all layers; above that only one layer is requested
 
 let screen = null;
@@ -44,7 +45,7 @@ async function show({ run, state, controls }, signal) {
 function build() {
   screen = {
     large: new Overlay({ choose: (query) => change({ query: query < 0 ? "class" : String(query) }) }),
-    small: new SmallOverlays({ choose: (at) => change({ layer: String(screen.heads[at].layer), head: String(screen.heads[at].head), view: "" }) }),
+    small: new SmallOverlays({ choose: (at) => screen.pick(at) }),
     classes: new Bars({ name: "classes" }),
     insight: element("p", { class: "insight" }),
   };
@@ -72,7 +73,7 @@ function controlsOf(state, isUpload, trace) {
     tabs("View", views, state.view || "head", (view) => change({ view })),
     labelled("Opacity", html`<input type="range" min="0" max="100" .value=${state.opacity ?? "80"} @change=${faded} />`),
   );
-  const isWhole = queryOf(state, trace) === -1 || (queryOf(state, trace) === null && trace.before > 0);
+  const isWhole = queryOf(state, trace) === -1;
   made.push(button(trace.before ? "Class token as query" : "All patches as query", () => change({ query: "class" }), { pressed: isWhole }));
   return made;
 }
@@ -80,24 +81,10 @@ function controlsOf(state, isUpload, trace) {
 /** Default: the last layer. */
 const layerOf = (state, map) => limited(state.layer, map.layers, map.layers - 1);
 
-/** The query patch in the URL; −1 is the class token, or the mean of all patches in a model without one. Null: none chosen. */
+/** The query patch in the URL; −1 is the class token, or the mean of all patches in a model without one: it decides the class, and comes first. */
 function queryOf(state, trace) {
-  if (state.query === "class") return -1;
-  return state.query === undefined || state.query === "" ? null : limited(state.query, trace.side ** 2, -1);
-}
-
-/** The patch with the greatest contrast: an edge of what is drawn. @param {import("../api.js").Tensor} pixels height, width, channels @param {number} side */
-function busiest({ shape: [height, width, channels], values }, side) {
-  const spreads = Array.from({ length: side * side }, (_, at) => {
-    const [top, left] = [Math.floor((Math.floor(at / side) * height) / side), Math.floor(((at % side) * width) / side)];
-    const inside = [];
-    for (let y = top; y < top + height / side; y++) {
-      for (let x = left; x < left + width / side; x++) inside.push(values[channels * (y * width + x)]);
-    }
-    const mean = inside.reduce((sum, value) => sum + value, 0) / inside.length;
-    return inside.reduce((sum, value) => sum + (value - mean) ** 2, 0);
-  });
-  return spreads.indexOf(Math.max(...spreads));
+  if (!state.query || state.query === "class") return -1;
+  return limited(state.query, trace.side ** 2, -1);
 }
 
 async function showTrace(trace, { state, isUpload }, signal) {
@@ -108,8 +95,8 @@ async function showTrace(trace, { state, isUpload }, signal) {
   const all = map.layers * map.heads * patches ** 2 <= MOST_WEIGHTS;
   const layers = all ? Array.from({ length: map.layers }, (_, at) => at) : [layer];
   const [pixels, ...weights] = await Promise.all([of("image.pixels"), ...layers.map((at) => of(`${MAP}.weights`, { layer: at }))]);
-  const image = pictureOf(pixels);
-  const query = queryOf(state, trace) ?? (trace.before ? -1 : busiest(pixels, trace.side));
+  
+  const query = queryOf(state, trace);
   /** The query row of a square matrix, or the mean of all rows, without the class token. */
   const over = (values, offset = 0) => {
     const rowOf = (row) => values.subarray(offset + row * patches + trace.before, offset + (row + 1) * patches);
@@ -118,6 +105,7 @@ async function showTrace(trace, { state, isUpload }, signal) {
     return Float32Array.from({ length: patches }, (_, key) => rows.reduce((sum, row) => sum + row[key], 0) / patches);
   };
   const opacity = limited(state.opacity, 101, 80) / 100;
+  const image = pictureOf(pixels, opacity > 0);
   const shared = { image, side: trace.side, opacity };
   const who = query >= 0 ? patchName(query, trace.side) : trace.before ? "the class token" : "all patches (mean)";
   const heads = layers.flatMap((at, number) =>
@@ -134,15 +122,25 @@ async function showTrace(trace, { state, isUpload }, signal) {
   } else if (view === "positions" && trace.tensors.includes("positions.similarity")) {
     [title, values, what] = [`Position similarity with ${who} (cosine)`, over((await of("positions.similarity")).values), "cosine"];
   }
-  screen.large.show({ ...shared, name: `image-${view}-${layer + 1}-${head + 1}`, title, values, query, what });
-  screen.heads = heads;
-  const chosen = view === "head" ? heads.indexOf(ofLayer[head]) : -1;
-  screen.small.show({ ...shared, across: map.heads, name: "image-heads", title: all ? "All heads, a row for each layer" : `All heads of layer ${layer + 1}` }, heads, chosen);
+  const isGrid = what === "cosine";
+  const blank = element("canvas"); // positions do not depend on the picture
+  screen.large.show({ ...shared, ...(isGrid ? { image: blank } : {}), name: `image-${view}-${layer + 1}-${head + 1}`, title, values, query, what });
+  screen.classes.root.hidden = isGrid;
+  if (isGrid && trace.side <= MOST_MAPS) {
+    const similar = (await of("positions.similarity")).values;
+    const maps = Array.from({ length: trace.side ** 2 }, (_, at) => ({ label: "", name: patchName(at, trace.side), values: similar.subarray((at + trace.before) * patches + trace.before, (at + trace.before + 1) * patches) }));
+    screen.pick = (at) => change({ query: String(at) });
+    screen.small.show({ ...shared, image: blank, across: trace.side, name: "image-positions", title: "The same for every patch, in its place" }, maps, query);
+  } else {
+    screen.pick = (at) => change({ layer: String(heads[at].layer), head: String(heads[at].head), view: "" });
+    screen.small.show({ ...shared, across: map.heads, name: "image-heads", title: all ? "All heads, a row for each layer" : `All heads of layer ${layer + 1}` }, heads, view === "head" ? heads.indexOf(ofLayer[head]) : -1);
+  }
   const classes = [...trace.output.classes].sort((one, other) => other.probability - one.probability).slice(0, MOST_CLASSES);
-  const looks = what === "cosine" ? similarStory(values, query, trace.side) : lookStory(name, values, query, trace.side);
-  screen.insight.textContent = what === "cosine" ? looks : `${classStory(classes, trace.label)} ${looks}`.trim();
+  const looks = isGrid ? similarStory(values, query, trace.side) : lookStory(name, values, query, trace.side);
+  screen.insight.textContent = isGrid ? looks : `${classStory(classes, trace.label)} ${looks}`.trim();
   const source = isUpload ? upload.name : `Image ${limited(state.picture, 2 ** 31) + 1} of ${trace.count}, class “${trace.label}”`;
   const lost = state.picture === "upload" && !isUpload ? " The page has lost the uploaded file: choose it again." : "";
+  if (isGrid) return;
   screen.classes.show(
     classes.map(({ label, probability }) => ({ label, values: [probability], strong: label === trace.label })),
     classes.length ? "Classes" : "The model has no classes",

@@ -50,13 +50,13 @@ function build() {
       },
     }),
     top: new Bars({ name: "lens-cell" }),
-    chance: new Chart({ name: "lens-next", title: "Probability of the next token", across: "layer" }),
+    chance: new Chart({ name: "lens-next", title: "Probability of the next token", across: "layer", tall: 190 }),
     norm: new Chart({ name: "lens-norm", title: "Norm of the residual stream", across: "layer" }),
     added: new Chart({ name: "lens-added", title: "Norm of the term that each part adds", across: "layer" }),
     comparison: new Comparison(),
   };
   const { form, table, top, chance, norm, added, comparison } = screen;
-  return [form.root, table.root, comparison.root, html`<div class="charts loose four">${[top.root, chance.root, norm.root, added.root]}</div>`];
+  return [form.root, table.root, comparison.root, html`<div class="charts loose two">${[top.root, chance.root]}</div><details class="more norms"><summary>Norms in the residual stream</summary><div class="charts loose two">${[norm.root, added.root]}</div></details>`];
 }
 
 /** Layer 0 is the embedding, before any layer. */
@@ -75,7 +75,7 @@ function showTable(by, state) {
   screen.table.show(
     {
       name: "lens",
-      title: `Most probable next token; colour: ${by === "entropy" ? `entropy, 0 to ${most.toFixed(2)} bits` : "its probability"}; underlined: right, orange: wrong`,
+      title: `Most probable next token; colour: ${by === "entropy" ? `entropy, 0 to ${most.toFixed(2)} bits` : "its probability"}; underlined: right, orange: wrong, grey: repeats the token read`,
       insight: insight(table),
       rows,
       given: table.given,
@@ -91,6 +91,9 @@ function showTable(by, state) {
   near(...screen.table.at);
 }
 
+/** A token as a word; a space is a sign. @param {string} piece */
+const word = (piece) => piece.trim() || visible(piece);
+
 /** How many next tokens each layer has right, and where the model hesitates. */
 function insight({ layers, top, pieces, probabilities, entropy, given, expected }) {
   const known = expected.flatMap((token, position) => (token === null ? [] : [position]));
@@ -100,8 +103,8 @@ function insight({ layers, top, pieces, probabilities, entropy, given, expected 
   const steps = right.map((count, layer) => (layer ? count : `${count} of ${known.length}`)).join(" → ");
   const output = entropy[layers];
   const at = output.indexOf(Math.max(...output));
-  const [first, second] = top[layers][at].map((id, rank) => `“${pieces[id].trim()}” (${Math.round(100 * probabilities[layers][at][rank])} %)`);
-  return `Right next tokens: ${steps}, layer by layer${repeats ? "; the embedding only repeats the token read" : ""}. Least certain is the token after “${given[at].trim()}”: ${first} or ${second}.`;
+  const [first, second] = top[layers][at].map((id, rank) => `“${word(pieces[id])}” (${Math.round(100 * probabilities[layers][at][rank])}\u00a0%)`);
+  return `Right next tokens: ${steps}, layer by layer${repeats ? "; the embedding only repeats the token read" : ""}. Least certain is the token after “${word(given[at])}”: ${first} or ${second}.`;
 }
 
 /** Shows the details of a cell and its position. */

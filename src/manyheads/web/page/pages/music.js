@@ -71,7 +71,7 @@ function controlsOf(state, isUpload, trace) {
   ];
   if (!trace) return made;
   const map = trace.maps.find((one) => one.name === MAP);
-  const heads = [["mean", "mean of all"], ...numbered(map.heads)];
+  const heads = [["mean", "mean"], ...numbered(map.heads)];
   made.push(
     labelled("Layer", select(numbered(map.layers), String(limited(state.layer, map.layers, map.layers - 1)), (layer) => change({ layer }))),
     labelled("Head", select(heads, screen.head < 0 ? "mean" : String(screen.head), (head) => change({ head }))),

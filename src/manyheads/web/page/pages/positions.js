@@ -2,6 +2,7 @@
 
 import { get, tensor } from "../api.js";
 import { Chart } from "../chart.js";
+import { Dials, handsOf } from "../dials.js";
 import { button, checkbox, element, html, labelled, numbered, select, shown } from "../dom.js";
 import { describe } from "../exports.js";
 import { cellOf, limited, numberInput } from "../fitting.js";
@@ -34,7 +35,7 @@ const STEPS = [
 ];
 const WITHOUT_HEADS = ["sinusoidal", "learned", "sinusoidal-2d"];
 const WAVES = 5;
-const TALLEST = 330; // pixels of a map, so that pictures and curves are seen together
+const ROUGH = 0.25; // a channel whose neighbours differ by more than this share of its range is drawn as points
 
 let screen = null;
 
@@ -73,9 +74,10 @@ function build() {
     formula: element("p", { class: "formula" }),
     insight: element("p", { class: "insight" }),
     note: element("p", { class: "note", role: "status" }),
-    table: new HeatMap({ move: moved("cell"), tallest: TALLEST, square: true }),
-    dots: new HeatMap({ move: moved("at"), tallest: TALLEST, square: true }),
-    grid: new HeatMap({ tallest: TALLEST, square: true }),
+    table: new HeatMap({ move: moved("cell"), square: true }),
+    dots: new HeatMap({ move: moved("at"), square: true }),
+    grid: new HeatMap({ square: true }),
+    dials: new Dials(),
     waves: new Chart({ name: "waves", title: "Single channels over the positions", across: "position" }),
     distance: new Chart({ name: "distance", title: "Over the distance", across: "distance" }),
     steps: STEPS.map(() => new HeatMap()),
@@ -129,11 +131,14 @@ async function showTables(info, state, signal) {
   const figures = [];
   const waves = name === "added" || name === "turned";
   const middle = Math.floor(info.length / 2);
-  screen.channels = null;
+  [screen.channels, screen.turns] = [null, []];
   if (name) {
     const table = await of(name, name === "scores" ? { layer: head } : {});
-    matrix(screen.table, `${info.scheme}-${name}`, `${info.scheme}: ${TABLES[name]}${name === "scores" ? `, head ${head + 1}` : ""}`, table, cellOf(state.cell), waves ? "channel" : "key");
-    figures.push(screen.table.root);
+    matrix(screen.table, `${info.scheme}-${name}`, `${info.scheme}: ${TABLES[name]}${name === "scores" ? `, head ${head + 1}${info.causal ? "; grey: later keys, −∞" : ""}` : ""}`, table, cellOf(state.cell), waves ? "channel" : "key");
+    const hands = name === "turned" ? handsOf(table, info.layout) : [];
+    if (hands.length) screen.dials.show(hands);
+    screen.turns = hands;
+    figures.push(hands.length ? screen.dials.root : screen.table.root);
     screen.channels = waves ? { table, state } : null;
     showWaves(state.cell ? cellOf(state.cell)[1] : -1);
     if (waves) figures.push(screen.waves.root);
@@ -143,7 +148,7 @@ async function showTables(info, state, signal) {
     matrix(screen.dots, `${info.scheme}-dots`, `${info.scheme}: dot product of two positions`, screen.now.dots, cellOf(state.at, [middle, middle]), "position");
     figures.push(screen.dots.root);
   }
-  screen.insight.textContent = positionStory(info, screen.now.dots?.values ?? null, { base: info.base, isTrained: state.scheme === "run" });
+  screen.insight.textContent = positionStory(info, screen.now.dots?.values ?? null, { base: info.base, isTrained: state.scheme === "run", hands: screen.turns });
   // The picture of a grid shows most: it comes first.
   if (info.grid && screen.now.dots) figures.splice(0, Infinity, screen.grid.root, screen.dots.root, screen.table.root, screen.waves.root);
   else if (info.curves.length) figures.push(screen.distance.root);
@@ -232,12 +237,23 @@ function series({ shape, values }, state, added) {
   const all = added < 0 ? chosen : [...chosen.filter((channel) => channel !== added), added];
   return all
     .filter((channel) => channel < columns)
-    .map((channel) => ({ name: `channel ${channel}`, points: Array.from({ length: rows }, (_, row) => [row, values[row * columns + channel]]) }));
+    .map((channel) => {
+      const points = Array.from({ length: rows }, (_, row) => /** @type {[number, number]} */ ([row, values[row * columns + channel]]));
+      return { name: `channel ${channel}`, style: isRough(points) ? "dots" : "line", points };
+    });
+}
+
+/** Whether lines between the points would show a curve that is not there. @param {[number, number][]} points */
+function isRough(points) {
+  const all = points.map(([, value]) => value);
+  const [low, high] = [Math.min(...all), Math.max(...all)];
+  return all.some((value, at) => at > 0 && Math.abs(value - all[at - 1]) > ROUGH * (high - low));
 }
 
 function ends(values) {
   let [low, high] = [Infinity, -Infinity];
   for (const value of values) {
+    if (value === -Infinity) continue; // masked
     low = Math.min(low, value);
     high = Math.max(high, value);
   }

@@ -27,7 +27,7 @@ export const { draw, keys } = definePage({
   show,
 });
 
-/** The choices in the state: `thinking.c masked.B`; an open question has only its name. @returns {Map<string, string>} */
+/** The choices in the state: `thinking.c masked.B`; an open question has only its name, or whether the reader was right (`scale.yes`). @returns {Map<string, string>} */
 function chosenIn(text = "") {
   return new Map(text.split(" ").filter(Boolean).map((one) => /** @type {[string, string]} */ ([one.split(".")[0], one.split(".")[1] ?? ""])));
 }
@@ -41,9 +41,10 @@ async function show({ state }, signal) {
   drawAll(chosen);
 }
 
-/** Whether a choice is right; undefined if the question is open or not answered yet. @param {Question} quiz @param {string|undefined} letter */
+/** Whether a choice is right, or the reader of an open question; undefined if that is not known. @param {Question} quiz @param {string|undefined} letter */
 function verdict({ name, choices }, letter) {
-  const result = letter && Object.keys(choices).length ? answers.get(name) : undefined;
+  if (!Object.keys(choices).length) return letter ? letter === "yes" : undefined;
+  const result = letter ? answers.get(name) : undefined;
   return result && result.answer.split(", ").includes(letter);
 }
 
@@ -66,7 +67,7 @@ function index(chosen, verdicts) {
   };
   const lectures = [...new Set(questions.map(({ lecture }) => lecture))];
   const entry = ({ name, slide }, at) => html`<li><a href="#card-${name}" @click=${(event) => jump(event, name)}>${mark(at)}<span>${slide}</span></a></li>`;
-  return html`<progress max=${questions.length} value=${chosen.size} aria-label="Answered questions"></progress>
+  return html`<progress max=${questions.length} value=${chosen.size} aria-label="Answered questions"></progress><p class="note">✓ right · ✗ wrong · • computed, not scored</p>
     ${lectures.map((lecture) => html`<div><h3>${lecture}</h3><ul>${questions.map((quiz, at) => (quiz.lecture === lecture ? entry(quiz, at) : nothing))}</ul></div>`)}`;
 }
 
@@ -103,8 +104,9 @@ function card({ name, lecture, slide, question, choices }, chosen) {
   const result = chosen === undefined ? null : answers.get(name);
   const letters = Object.entries(choices);
   const note = (text) => html`<p class="note">${text}</p>`;
-  const think = note("Think first: how would you answer in one sentence?");
-  const open = () => (result ? result.findings.map((one) => html`<div class="finding">${indexed(one.text)}${picture(one)}</div>`) : [chosen === undefined ? think : nothing, button("Compute the answer", () => answer(name, ""), { id: `quiz-${name}`, kind: "primary" })]);
+  const think = note("Think first: how would you answer in one sentence? Then compare, and score yourself.");
+  const judge = () => html`<div class="controls judge"><span>Was your answer right?</span>${["yes", "no"].map((word) => button(word, () => answer(name, word), { pressed: chosen === word, id: `quiz-${name}-${word}` }))}</div>`;
+  const open = () => (result ? [result.findings.map((one) => html`<div class="finding">${indexed(one.text)}${picture(one)}</div>`), judge()] : [chosen === undefined ? think : nothing, button("Compute the answer", () => answer(name, ""), { id: `quiz-${name}`, kind: "primary" })]);
   return html`<article class="card quiz ${letters.length ? "" : "open"}" id="card-${name}">
     ${note(`${lecture} · ${slide}`)}
     <h2>${typeset(question)}</h2>

@@ -165,7 +165,7 @@ function standing(place, run) {
 
 /** The series of each metric: {loss: [{name: "demo train", …}], …}. @param {Watched[]} watched */
 function measured(watched) {
-  const byMetric = new Map([["loss", []], ["learning_rate", []]]);
+  const byMetric = new Map([["loss", []], ["perplexity", []], ["learning_rate", []]]);
   for (const { name, colour, records } of watched) {
     for (const record of records) {
       for (const [key, value] of Object.entries(record)) {
@@ -179,7 +179,7 @@ function measured(watched) {
       }
     }
   }
-  return byMetric;
+  return new Map([...byMetric].filter(([key, series]) => series.length || key !== "perplexity"));
 }
 
 function showCharts(grid, watched, state, status, samples) {

@@ -86,6 +86,7 @@ function build() {
     which: element("div", { class: "controls" }),
     map: new HeatMap({ move }),
     insight: element("p", { class: "insight roomy" }),
+    error: element("p", { class: "note golderror", role: "status" }),
     note: element("p", { class: "note goldnote", role: "status" }),
     /** Sentences of the phrasebook, by run. @type {Map<string, string[]>} */
     examples: new Map(),
@@ -95,6 +96,7 @@ function build() {
   };
   screen = made;
   made.map.frame.before(made.which);
+  made.map.frame.before(made.error); // in sight without scrolling
   made.map.root.append(made.note);
   const texts = element("div", { class: "stacked" }, made.translation, made.alternatives, made.list);
   made.panels.append(texts, element("section", { class: "stacked alignment", "aria-label": "Alignment" }, made.map.root));
@@ -202,7 +204,8 @@ async function drawAlignment({ run, state, text, result }, gold, signal) {
   const isOther = pair !== null && result.hypotheses[result.which].text !== pair.target;
   const about = byWords ? "In the reference: " : "";
   screen.insight.textContent = `${isOther ? "Not the reference. " : ""}${about}${orderOf(values, rows, columns)}`;
-  screen.note.textContent = goldNote(gold, map, result);
+  screen.note.textContent = goldNote(gold, result);
+  screen.error.textContent = pair?.errors ? `Alignment error rate (AER) of this map: ${percent(errorOf(pair.errors, map))}.` : "";
 }
 
 /** The choice of a map. Words of the phrasebook pair have their place before they arrive. */
@@ -218,12 +221,12 @@ function mapControls(run, { layers, heads }, map, byWords, hasWords) {
 }
 
 /** What the phrasebook says about the sentence, after the look-up. */
-function goldNote(gold, map, result) {
+function goldNote(gold, result) {
   if (gold === null || !gold.phrasebook) return "";
   if (gold.pair === null) return "No gold alignment for this sentence. Try an example.";
-  const { target, errors } = gold.pair;
-  const same = result.hypotheses[result.which].text === target ? "The phrasebook has the same translation." : `Phrasebook translation: ${target}`;
-  if (errors === null) return same;
-  const error = { all: () => errors.all, mean: () => errors.mean[map.layer], weights: () => errors.weights[map.layer][map.head] }[map.kind]();
-  return `${same} Alignment error rate (AER) of this map: ${percent(error)}.`;
+  const { target } = gold.pair;
+  return result.hypotheses[result.which].text === target ? "The phrasebook has the same translation." : `Phrasebook translation: ${target}`;
 }
+
+/** The alignment error of a map. */
+const errorOf = (errors, map) => ({ all: () => errors.all, mean: () => errors.mean[map.layer], weights: () => errors.weights[map.layer][map.head] })[map.kind]();
