@@ -1,10 +1,11 @@
-"""`manyheads translate` next to CTranslate2's own `translate_batch` and to `transformers`.
+"""`manyheads translate` next to PyTorch, CTranslate2's own `translate_batch` and `transformers`.
 
     python benchmarks/runtimes.py runs/demo --sentences 1000 --rounds 5 --threads 1 2
 
 The sides translate the same test sentences in turns in one process. Ours is the loop of the
-command, from lines of bytes to lines of text. CTranslate2 gets tokens, with the same beam and
-penalty (the length itself) and its own batches. `equal` is the share of equal translations.
+command, from lines of bytes to lines of text, with the engine CTranslate2; `pytorch` is the same
+with `--engine torch`. CTranslate2 itself gets tokens, with the same beam and penalty (the length)
+and its own batches. `equal` is the share of equal translations.
 
 Each row is printed when it is measured; a call that exceeds --limit seconds is an error. The last
 line is one JSON object, with the seconds that the command takes for one sentence (its start).
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 
-from manyheads.decode.translate import translate_lines
+from manyheads.decode.translate import BaseTranslator, translate_lines
 from manyheads.engines import Engine
 from manyheads.exchange.ctranslate2 import Ctranslate2Translator
 from manyheads.exchange.huggingface import to_huggingface
@@ -33,7 +34,7 @@ from speed import limited, reported
 Side = Callable[[list[str]], list[str]]
 
 
-def ours(translator: Ctranslate2Translator) -> Side:
+def ours(translator: BaseTranslator) -> Side:
     def run(sentences: list[str]) -> list[str]:
         return list(translate_lines(translator, sentences))
 
@@ -148,6 +149,7 @@ def main() -> None:
             translator: Any = loaded.with_engine(engine).translator(**search)
             sides[f"manyheads {dtype}"] = ours(translator)
             sides[f"ctranslate2 {dtype}"] = theirs(translator, sentences)
+        sides["pytorch float32"] = ours(loaded.translator(**search))
         try:
             sides["transformers float32"] = huggingface(loaded, inputs.beam)
         except Exception as error:

@@ -1,6 +1,6 @@
 """Rows of the speed benchmarks: measured in turns, kept line by line, shown as tables.
 
-    python benchmarks/speed.py runs/bench-*.jsonl                       # what docs/speed.md shows
+    python benchmarks/speed.py runs/bench-*.jsonl                       # tables of ratios
     python benchmarks/speed.py runs/bench-*.jsonl --picture speed.png   # throughput against size
 
 A row is one comparison: `bench` and `row` say of what, `sides` has the figures of each side with

@@ -4,7 +4,7 @@
     python benchmarks/time_to_quality.py translation --data multi30k --device cuda
     python benchmarks/time_to_quality.py language --data input.txt --tiny     # the program itself
 
-`language` trains nanoGPT's model of characters by its protocol, written anew from its description
+`language` trains nanoGPT's model of characters by its protocol, written from its description
 (github.com/karpathy/nanoGPT, train_shakespeare_char: 6 layers of 384, learned positions, no
 biases, dropout 0.2, AdamW, 5,000 steps of 64 × 256). Its best validation loss is the goal for
 ours. `translation` trains a model of `transformers` with the sizes, tokens, batches and schedule
@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Row = dict[str, Any]
-HELD_OUT = 0.1  # of the characters, at the end of the text
+HELD_OUT = 0.1  # share of the characters; they end the text
 SIDES = {"language": ("nanogpt", "ours"), "translation": ("transformers", "ours")}
 
 

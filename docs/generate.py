@@ -1,9 +1,12 @@
 """The generated part of the reference: commands, recipes, settings, presets, HTTP routes, tasks."""
 
+import importlib
 import inspect
+import pkgutil
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import run_notebooks
@@ -127,50 +130,29 @@ def presets() -> str:
 
 
 def http() -> str:
-    from manyheads.serve import completions, translations
-    from manyheads.web import (
-        attention,
-        decoding,
-        fill,
-        flow,
-        image,
-        lens,
-        music,
-        positions,
-        runs,
-        tokens,
-        translating,
-        watch,
-    )
+    from manyheads import serve, web
 
-    def rows(*modules: object) -> str:
-        routes = [route for module in modules for route in module.ROUTES]  # type: ignore[attr-defined]
+    def rows(package: ModuleType) -> str:
+        names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+        modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
         cells = []
-        for route in routes:
+        for route in (route for module in modules for route in getattr(module, "ROUTES", ())):
             method = "POST" if "POST" in route.methods else "GET"
             about = (inspect.getdoc(route.endpoint) or "").partition("\n\n")[0].replace("\n", " ")
-            cells.append((code(f"{method} {route.path}"), about))
-        return table(("route", "meaning"), cells)
+            cells.append((code(f"{method} {route.path}"), about.removeprefix(method).strip(" :")))
+        return table(("route", "parameters: meaning"), cells)
 
-    return (
-        "\n\n".join(
-            [
-                "# HTTP interfaces",
-                "Generated from the routes. `GET /health` answers on both servers.",
-                "## manyheads serve",
-                "Requests, answers and limits are on [Serve over HTTP](../../serving.md).",
-                rows(translations, completions),
-                "## manyheads view",
-                "The page's own interface. It may change with each release.",
-                rows(
-                    runs, attention, flow, tokens, positions, lens, fill, image, music, translating
-                )
-                + "\n"
-                + rows(decoding, watch).partition("---|\n")[2],
-            ]
-        )
-        + "\n"
-    )
+    parts = [
+        "# HTTP interfaces",
+        "Generated from the routes. `GET /health` answers on both servers.",
+        "## manyheads serve",
+        "Requests, answers and limits are on [Serve over HTTP](../../serving.md).",
+        rows(serve),
+        "## manyheads view",
+        "The interface of [the page](../../page.md). It may change with each release.",
+        rows(web),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def tasks() -> str:
@@ -190,11 +172,13 @@ def tasks() -> str:
 
 def link_outside(app: Sphinx, name: str, source: list[str]) -> None:
     """A link to a file outside of docs/ becomes its path: the site has no copy of it."""
-    source[0] = re.sub(
-        r"\[([^\]]*)\]\((?:\.\./)+((?:src|tests|examples|benchmarks|scripts)/[^)]*|[A-Z]+\.md)\)",
-        r"\1 (`\2`)",
-        source[0],
-    )
+
+    def path(link: re.Match[str]) -> str:
+        text, target = link[1].strip("`"), code(link[2])
+        return target if link[2].endswith(text) else f"{text} ({target})"
+
+    outside = r"((?:src|tests|examples|benchmarks|scripts)/[^)]*|[A-Z]+\.md)"
+    source[0] = re.sub(rf"\[([^\]]*)\]\((?:\.\./)+{outside}\)", path, source[0])
 
 
 def add_mathml(app: Sphinx) -> None:

@@ -28,45 +28,55 @@ Value = float | str
 # metric), and who is ahead.
 HEADLINES = [
     (
-        "BLEU of a 2.6M-parameter translator, Multi30k test 2016; published: the same size",
-        ("multi30k-literature", "`ours`", "", "BLEU, test 2016"),
-        ("multi30k-literature", "Wu et al. (2021), Transformer-Tiny", "", "BLEU, test 2016"),
+        "Characters of tinyshakespeare, validation loss: our recipe; published: nanoGPT",
+        ("small-text", "tinyshakespeare", "", "recipe `language`"),
+        ("small-text", "tinyshakespeare", "", "nanoGPT's protocol"),
         "ours",
     ),
     (
-        "BLEU after 1,500 steps, raw Multi30k: our Transformer and our ConvS2S of one size",
-        ("multi30k-systems", "Transformer", "", "BLEU"),
-        ("multi30k-systems", "ConvS2S (`convs2s`)", "", "BLEU"),
-        "ConvS2S",
+        "Words of Penn Treebank, test perplexity: 18M parameters; published: Transformer-XL, 24M",
+        ("penn-treebank", "8 layers of 384, 18M parameters", "", "test perplexity"),
+        (
+            "penn-treebank",
+            "Transformer-XL, 24M parameters (Dai et al. 2019)",
+            "",
+            "test perplexity",
+        ),
+        "Transformer-XL",
     ),
     (
-        "MiniLM fine-tuned on SST-2, accuracy: our loop and `transformers.Trainer`",
-        ("minilm", "SST-2", "accuracy", "ours"),
-        ("minilm", "SST-2", "accuracy", "`transformers`"),
+        "SST-2 with 3,200 training rows, accuracy: LoRA and full fine-tuning of MiniLM",
+        ("lora", "LoRA of rank 8", "443,522 parameters", "SST-2 accuracy"),
+        ("lora", "all weights", "22,713,986 parameters", "SST-2 accuracy"),
         "level",
     ),
     (
-        "GPT 124M training on an H200, tokens/s; `transformers` compiled, vocabulary padded",
-        ("training-gpu", "GPT 124M, their vocabulary padded", "ours", "real tokens/s"),
+        "tinyshakespeare, validation loss (n = 1): Muon, ended at step 3,750 of 5,000; AdamW",
         (
-            "training-gpu",
-            "GPT 124M, their vocabulary padded",
-            "transformers, 50,304 tokens",
-            "real tokens/s",
+            "shakespeare-variants",
+            "Muon, weight decay 0.5, dropout 0.4, feed-forward dropout 0.1, rate falls to 0",
+            "",
+            "best validation loss",
         ),
-        "ours",
+        (
+            "shakespeare-variants",
+            "AdamW, weight decay 1.0, rate falls to 0",
+            "",
+            "best validation loss",
+        ),
+        "AdamW",
     ),
     (
-        "Beam search on one CPU core: speed of PyTorch relative to CTranslate2, now the default",
-        ("translator-cpu", "beam 5, batches of 32, CTranslate2 in float32", "", "own batches"),
-        None,
+        "Beam search on one CPU core, sentences/s: our PyTorch search; CTranslate2",
+        ("runtimes", "`translate`, PyTorch", "float32", "sentences/s"),
+        ("runtimes", "CTranslate2's `translate_batch`", "float32", "sentences/s"),
         "CTranslate2",
     ),
     (
-        "Scaling law: predicted and measured loss of the run that was not in the fit",
-        ("scaling-gpu", "predicted", "", "loss"),
-        ("scaling-gpu", "measured", "", "loss"),
-        "prediction failed",
+        "The same: our default on a CPU, which runs CTranslate2; `transformers`",
+        ("runtimes", "`translate`, CTranslate2", "float32", "sentences/s"),
+        ("runtimes", "`transformers`, Marian", "float32", "sentences/s"),
+        "ours",
     ),
 ]
 
@@ -84,7 +94,6 @@ class Row:
     setting: str = ""
     seeds: list[int] = field(default_factory=list)
     range: list[float] = field(default_factory=list)
-    release: str = ""
     table: str = ""
 
 
@@ -165,21 +174,20 @@ def markdown(head: list[str], rows: Iterator[list[str]]) -> str:
 
 
 def table(experiment: Experiment, name: str = "") -> str:
-    """A line for each system and setting, a column for each metric, and the release."""
+    """A line for each system and setting, and a column for each metric."""
     rows = [row for row in experiment.rows if row.table == name]
     metrics = list(dict.fromkeys(row.metric for row in rows))
     settings = any(row.setting for row in rows)
-    cells = {(row.system, row.setting, row.release): {} for row in rows}
+    cells: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
-        cells[row.system, row.setting, row.release][row.metric] = cell(row, experiment)
+        cells.setdefault((row.system, row.setting), {})[row.metric] = cell(row, experiment)
 
-    def line(system: str, setting: str, release: str) -> list[str]:
-        shown = cells[system, setting, release]
+    def line(system: str, setting: str) -> list[str]:
         start = [system, setting] if settings else [system]
-        return [*start, *(shown.get(m, "") for m in metrics), release or experiment.release]
+        return [*start, *(cells[system, setting].get(m, "") for m in metrics)]
 
     start = [experiment.head, "setting"] if settings else [experiment.head]
-    return markdown([*start, *metrics, "release"], (line(*key) for key in cells))
+    return markdown([*start, *metrics], (line(*key) for key in cells))
 
 
 def origin(experiment: Experiment) -> str:
@@ -200,13 +208,12 @@ def origin(experiment: Experiment) -> str:
 def block(key: str) -> str:
     """The text between the marks of a page."""
     if key == "overview":
-        head = ["experiment", "seeds", "machine", "versions", "data", "release"]
+        head = ["experiment", "seeds", "machine", "versions", "data"]
         return markdown(head, overview())
     if key == "data":
         return markdown(["data", "source", "file", "SHA-256"], data_rows())
     if key == "headlines":
-        head = ["what", "ours", "compared with", "ahead", "release"]
-        return markdown(head, headlines())
+        return markdown(["what", "ours", "compared with", "ahead"], headlines())
     name, _, part = key.partition("/")
     experiment = experiments()[name]
     shown = table(experiment, part)
@@ -217,26 +224,20 @@ def block(key: str) -> str:
 
 
 def headlines() -> Iterator[list[str]]:
-    for what, ours, other, ahead in HEADLINES:
-        cells = []
-        for key in (ours, other):
-            if key:
-                experiment = experiments()[key[0]]
-                cells.append(cell(experiment.row(*key[1:]), experiment))
-        release = experiments()[ours[0]].release
-        yield [what, *(cells if other else [*cells, "1"]), ahead, release]
+    for what, *keys, ahead in HEADLINES:
+        known = [experiments()[key[0]] for key in keys]
+        cells = (cell(e.row(*key[1:]), e) for e, key in zip(known, keys, strict=True))
+        yield [what, *cells, ahead]
 
 
 def overview() -> Iterator[list[str]]:
     for experiment in experiments().values():
-        releases = dict.fromkeys(row.release or experiment.release for row in experiment.rows)
         yield [
             f"[{experiment.title}]({experiment.page})",
             ", ".join(map(str, experiment.seeds)),
             experiment.machine,
             experiment.versions,
             ", ".join(f"`{name}`" for name in experiment.data),
-            ", ".join(releases),
         ]
 
 

@@ -101,6 +101,8 @@ def test_a_loaded_run_is_used_like_its_model(runs: dict[str, LoadedRun]) -> None
         with manyheads.capture(run.model):
             run(ids, start)
     assert not hasattr(run, "no_such_attribute")
+    assert "task=translation, model=seq2seq" in repr(run)
+    assert len(repr(run)) < 300  # not the settings and the modules
 
 
 def test_texts_in_results_out(runs: dict[str, LoadedRun]) -> None:

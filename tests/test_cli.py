@@ -169,6 +169,8 @@ def test_settings_are_listed_with_meaning_and_type() -> None:
     assert "best | last" in row
     matches = result("settings", "phrasebook", "learning rate")
     assert "train.learning_rate=" in matches
+    assert "train.schedule=" in matches  # "Learning-rate schedule"
+    assert "model.layers=" in result("settings", "phrasebook", "number of layers")
     assert "train.batch_tokens=" not in matches
     changed = result("settings", "phrasebook", "model.position", "model.position=rotary")
     assert "model.position=rotary" in changed
@@ -210,10 +212,11 @@ def test_a_dry_run_prints_the_cost_and_writes_nothing(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = dict(
-        line.split("  ", 1)
-        for line in result("train", "phrasebook", *TINY, "--dry-run").splitlines()
-    )
+    words = ("train", "phrasebook", *TINY, "train.warmup_steps=60", "--dry-run")
+    code, printed, notes = call(*words)
+    assert code == 0
+    assert "only 10% of its peak" in notes
+    rows = dict(line.split("  ", 1) for line in printed.splitlines())
     assert {"parameters", "tokens per step", "steps", "time", "memory"} <= rows.keys()
     count = sum(tensor.numel() for tensor in load_file(run / "model.safetensors").values())
     assert rows["parameters"].strip() == f"{count:,}"
@@ -247,6 +250,7 @@ def test_a_users_own_files(tmp_path: Path) -> None:
     code, _, said = call("train", "translation", *files, *small, *more, "-o", tmp_path / "run")
     assert code == 0, said
     assert said.count("61 pairs") == 1
+    assert said.count("1 of them held out for validation") == 1
     assert "left out" in said
     scores = json.loads(result("evaluate", *said.split(" evaluate ")[1].split(), "--json"))
     assert scores["examples"] == 3
@@ -566,6 +570,10 @@ def test_capture_saves_activations_by_name(run: Path, tmp_path: Path) -> None:
     assert set(load_file(acts)) == {f"{line}/{name}" for line in (1, 2) for name in parts}
     assert "names no tensor" in mistake("capture", run, text, "--only", "x", "-o", acts)
     assert "shorten it" in mistake("capture", run, text * 200, "-o", acts)
+    (tmp_path / "texts.txt").write_bytes(b"\xff\xfe")
+    assert "not UTF-8" in mistake("capture", run, tmp_path / "texts.txt", "-o", acts, code=3)
+    words = ("serve", run, "--token-file", tmp_path / "texts.txt")
+    assert "not UTF-8" in mistake(*words, code=3)
 
 
 def test_compare_gives_a_table_and_a_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,26 @@ def test_a_conversion_is_made_once_for_the_same_weights(run: LoadedRun) -> None:
     assert converted(replace(run, run=replace(run.run, decode=run.decode(start=9)))) != other
 
 
-@pytest.mark.parametrize("damage", ["byte", "missing", "sums", "empty"])
+def test_only_conversions_are_removed_and_never_through_a_link(
+    run: LoadedRun, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    (home / "thesis").mkdir(parents=True)
+    (run.folder / "engines").symlink_to(home)
+    lines: list[str] = []
+    auto = run.with_engine(Engine("auto", report=lines.append))
+    assert isinstance(auto.translator(), Translator)
+    assert "is a link" in lines[0]
+    with pytest.raises(UserError, match="is a link"):
+        run.with_engine(Engine("ctranslate2")).translator()
+    assert [path.name for path in home.iterdir()] == ["thesis"]
+    (run.folder / "engines").unlink()
+    (run.folder / "engines" / "notes").mkdir(parents=True)
+    path = converted(run)
+    assert conversions(run.folder) == [path.name, "notes"]
+
+
+@pytest.mark.parametrize("damage", ["byte", "missing", "sums", "no sums", "empty"])
 def test_a_damaged_conversion_is_made_again(damage: str, run: LoadedRun) -> None:
     path = converted(run)
     weights = path / "model.bin"
@@ -171,6 +190,8 @@ def test_a_damaged_conversion_is_made_again(damage: str, run: LoadedRun) -> None
         (path / "config.json").unlink()
     elif damage == "sums":
         (path / "checksums.json").write_text("[")
+    elif damage == "no sums":
+        (path / "checksums.json").write_text("{}")
     else:
         shutil.rmtree(path)
         path.mkdir()

@@ -13,7 +13,7 @@ LAYERS = [
     "models baselines presets",
     "train decode optimize",
     "evaluate tasks exchange",
-    "run recipes loading finetune summary engines distill plugins sizing prepare training",
+    "run recipes loading finetune summary engines distill plugins sizing prepare",
     "view web serve lab",
     "commands cli __main__ __init__",
 ]

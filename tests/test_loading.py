@@ -142,12 +142,12 @@ def test_config_of_an_exported_folder_describes_its_weights(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("family", "operation", "message"),
     [
-        ("bert", "translator", "holds a bert model: what translates is an encoder–decoder"),
-        ("bert", "generator", "what continues texts is a decoder-only model"),
+        ("bert", "translator", "holds a bert model, but only an encoder–decoder translates"),
+        ("bert", "generator", "only a decoder-only model continues texts"),
         ("gpt2", "translator", "holds a gpt model"),
         ("t5", "generator", "holds a seq2seq model"),
         ("vit", "encoder", "holds an image model, which reads no text"),
-        ("bert", "labeller", "what labels pictures is a vit model"),
+        ("bert", "labeller", "only a vit model labels pictures"),
         ("vit", "translator", "holds a vit model"),
     ],
 )

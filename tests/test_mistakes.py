@@ -83,6 +83,7 @@ FILES: dict[str, str | bytes] = {
     "broken.toml": "seed = ",
     "partial.toml": "seed = 1",
     "typo.toml": "sede = 1",
+    "novel.txt": "It was a dark night.",
 }
 
 _PAIRS = "train phrasebook data=files data.held_out=0.2 tokens.vocab_size=300"
@@ -97,6 +98,9 @@ ERRORS = [
     ("train phrasebok", 2, "'phrasebook'"),
     ("settings phrasebook nonsense", 2, "nonsense"),
     ("train nothing/like/it.toml", 2, "nothing/like/it.toml"),
+    ("train novel.txt", 2, "data.file=novel.txt"),
+    ("train language novel.txt", 2, "data.folder=corpus"),
+    ("train classify finetune.lora=true", 2, "finetune.lora.rank"),
     ("train phrasebook --device gpu", 2, "gpu"),
     ("train phrasebook --seed -1", 2, "seed=-1"),
     ("train broken.toml", 2, "broken.toml"),
@@ -117,7 +121,7 @@ ERRORS = [
     ("train bert-mini model.embed.segments=1", 2, "model.embed.segments=2"),
     ("train classify model=gpt", 2, "model=bert"),
     ("train classify model.head=none", 2, "model.head=classify"),
-    ("train classify train.steps=9", 2, "train.epochs=none"),
+    ("train classify train.steps=9 train.epochs=2", 2, "train.epochs=2"),
     ("train phrasebook train.batch_rows=9", 2, "train.batch_tokens"),
     ("train phrasebook data=files data.folder=none data.source=a data.target=b", 2, "data.folder"),
     ("train phrasebook data=files", 2, "data.source"),

@@ -60,6 +60,13 @@ def test_settings_on_top_of_a_recipe() -> None:
     assert dataclasses.replace(run.model, dim=plain.model.dim, norm=plain.model.norm) == plain.model
 
 
+def test_a_setting_switches_off_the_alternative_of_the_recipe() -> None:
+    assert read_recipe("images").train.epochs is not None
+    run = read_recipe("images", ["train.steps=9", "train.warmup_steps=2", "train.batch_tokens=50"])
+    assert (run.train.epochs, run.train.warmup_ratio, run.train.batch_rows) == (None, None, None)
+    assert "train.epochs" not in run.by_data  # the amount of data would bring it back
+
+
 def test_the_folder_holds_the_run_and_rebuilds_its_model(folder: Path) -> None:
     run = read_run(folder)
     requested = read_recipe("phrasebook", [*TINY, "model.position=rotary", "seed=7"])

@@ -1,15 +1,18 @@
 """Recipes choose settings from the amount of training data, unless the user gives them."""
 
+import dataclasses
 from pathlib import Path
 from typing import get_args
 
 import pytest
 import torch
+from tests.golden.record import LANGUAGE_FOLDER
 from tests.test_cli import call
 
+from manyheads.errors import UserError
 from manyheads.recipes import read_recipe
-from manyheads.run import make_trainer, read_run
-from manyheads.sizing import RULES, language, translation
+from manyheads.run import make_trainer, read_run, read_tokenizer
+from manyheads.sizing import RULES, fit_to_data, language, translation
 from manyheads.tasks.spec import kinds
 from manyheads.tokenizer.train import Tokens
 
@@ -33,7 +36,7 @@ def test_more_text_means_less_regularisation_and_no_smaller_model() -> None:
 def test_every_choice_is_a_valid_run(recipe: str) -> None:
     run = read_recipe(recipe)
     assert run.data is not None
-    _, _, rule = RULES[run.task, run.data.kind]
+    _, _, rule = RULES[run.task]
     for count in [1, *CHARACTERS]:
         chosen = rule(run, count)
         assert {*chosen} == {*run.by_data}
@@ -44,6 +47,27 @@ def test_every_choice_is_a_valid_run(recipe: str) -> None:
 def test_every_tokenizer_has_a_choice(kind: str) -> None:
     run = read_recipe("language", [f"tokens={kind}"])
     assert 0 < language(run, 1_000_000)["model.dropout"] <= 0.4
+
+
+def test_every_kind_of_data_of_a_task_is_measured(tmp_path: Path) -> None:
+    run = read_recipe("translation", ["data=phrasebook", "data.train_pairs=300"])
+    trainer = make_trainer(run, tmp_path / "run", torch.device("cpu"))
+    assert trainer.train.steps == translation(run, 300)["train.steps"]
+    other = dataclasses.replace(read_recipe("summaries"), by_data=("train.steps",))
+    with pytest.raises(UserError, match="by_data has no rule for task=summaries"):
+        fit_to_data(other, None)
+
+
+def test_a_trained_language_model_is_fine_tuned(tmp_path: Path) -> None:
+    """The steps follow from the text and from the tokenizer of the trained model."""
+    (tmp_path / "a.txt").write_text("the cat sat on the mat. \n" * 100)
+    data = f"data.folder={tmp_path}"
+    run = read_recipe("language", [f"init={LANGUAGE_FOLDER}", data])
+    trainer = make_trainer(run, tmp_path / "run", torch.device("cpu"))
+    kind = read_tokenizer(LANGUAGE_FOLDER).kind
+    chosen = language(read_recipe("language", [f"tokens={kind}", data]), 2500)
+    assert trainer.train.weight_decay == chosen["train.weight_decay"]
+    assert trainer.train.steps == chosen["train.steps"]
 
 
 def test_matched_runs_keep_their_width(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from manyheads.presets import build, presets
     from manyheads.recipes import train
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "attend": "manyheads.nn.attend",

@@ -113,10 +113,13 @@ OTHER_NAMES = {
     **dict.fromkeys(("early_stopping", "early_stopping_patience"), "patience"),
     **dict.fromkeys(("max_grad_norm", "clip_grad_norm"), "clip"),
     **dict.fromkeys(("max_steps", "num_steps"), "steps"),
+    **dict.fromkeys(("num_epochs", "num_train_epochs"), "epochs"),
+    **dict.fromkeys(("scheduler", "lr_scheduler", "lr_scheduler_type"), "schedule"),
+    **dict.fromkeys(("context_length", "block_size", "max_seq_length"), "max_length"),
     **dict.fromkeys(("num_beams", "beam_size", "beam_width"), "beam"),
     **dict.fromkeys(("d_model", "hidden_size", "n_embd"), "dim"),
-    **dict.fromkeys(("num_layers", "n_layer", "n_layers"), "layers"),
-    **dict.fromkeys(("num_heads", "n_head", "nhead"), "heads"),
+    **dict.fromkeys(("num_layers", "n_layer", "n_layers", "number_of_layers"), "layers"),
+    **dict.fromkeys(("num_heads", "n_head", "nhead", "number_of_heads"), "heads"),
     "d_ff": "ffn_dim",
     "logging": "log_to",
 }
@@ -169,7 +172,10 @@ def as_table(assignments: Sequence[str]) -> dict[str, Any]:
         path, equals, text = assignment.partition("=")
         *parents, name = path.removesuffix(".kind").split(".")
         if not equals or not path:
-            raise UserError(f"'{assignment}' is not a setting: write it as name=value, e.g. seed=1")
+            raise UserError(
+                f"'{assignment}' is not a setting: write it as name=value, "
+                "e.g. seed=1 or data.folder=corpus"
+            )
         node = table
         for parent in parents:
             inner = node.get(parent, {})
@@ -468,5 +474,6 @@ def _word_as_fields(hint: Any, hints: Mapping[str, Any], word: Any, where: str) 
     }
     if word in choices:
         return {choices[word]: word}
-    advice = nearest(word, choices) if choices else f"set one of its fields, e.g. {where}.NAME=..."
+    names = ", ".join(f"{where}.{field.name}" for field in dataclasses.fields(hint))
+    advice = nearest(word, choices) if choices else f"set one of {names}"
     raise UserError(f"{where}={word}: {advice}")

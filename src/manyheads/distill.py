@@ -27,7 +27,7 @@ from manyheads.decode.beam import SpecialTokens
 from manyheads.decode.translate import BREAKS, BaseTranslator
 from manyheads.errors import UserError
 from manyheads.exchange.ctranslate2 import token_names
-from manyheads.fileio import check_sum, drop_partials, with_sums, write_text
+from manyheads.fileio import check_sum, drop_partials, make_subfolder, with_sums, write_text
 from manyheads.loading import LoadedRun
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.recipes import read_recipe
@@ -88,7 +88,10 @@ class Distillation:
         key = _digest(
             checksum(weights), teacher.tokenizer.to_json(), json.dumps(dump(translator.decode))
         )
-        folder = (teacher.folder / "distilled" / _digest(key, *corpus.sources)).resolve()
+        home = teacher.folder / "distilled"
+        make_subfolder(home)
+        folder = home.resolve() / _digest(key, *corpus.sources)
+        make_subfolder(folder)
         pairs = folder / "pairs"
         names = language_pair(run.data)
         names = names if all(names) and names[0] != names[1] else ("source", "target")
@@ -103,7 +106,7 @@ class Distillation:
         with locked(folder):
             targets = translate_shards(translator, corpus.sources, folder, key)
             splits["train"] = Corpus(corpus.sources, targets)
-            make_folder(pairs)
+            make_subfolder(pairs)
             for split, part in splits.items():
                 for name, lines in zip(names, (part.sources, part.targets), strict=True):
                     write_text(pairs / f"{split}.{name}", "".join(f"{line}\n" for line in lines))

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -31,12 +32,20 @@ from manyheads.decode.generate import BaseGenerator, Generator, ignore
 from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.ctranslate2 import (
+    WEIGHTS,
     Ctranslate2Generator,
     Ctranslate2Model,
     Ctranslate2Translator,
     write_ctranslate2,
 )
-from manyheads.fileio import PARTIAL, check_sound, check_sum, check_sum_of, replace_files
+from manyheads.fileio import (
+    PARTIAL,
+    check_sound,
+    check_sum,
+    check_sum_of,
+    make_subfolder,
+    replace_files,
+)
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.run import SETTINGS, SHORTLIST
@@ -44,7 +53,7 @@ from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.checkpoint import checksum
 
 ENGINES, DTYPES = ("auto", "torch", "ctranslate2"), ("float32", "bfloat16", "int8")
-FOLDER, SUMS = "engines", "checksums.json"
+FOLDER, PREFIX, SUMS = "engines", "ctranslate2-", "checksums.json"
 VOCABULARY_MAP = "vmap.txt"  # the name that CTranslate2 looks for
 ABANDONED = 3600  # seconds after which a conversion that was not finished is removed
 
@@ -102,7 +111,9 @@ class Engine:
             return translator
         twin: Any = translator.model
         settings = translator.tokenizer, translator.decode, twin, self.dtype == "float32"
-        return Ctranslate2Translator(model, *settings, use_vmap=self.is_ctranslate2)
+        return Ctranslate2Translator(
+            model, *settings, use_vmap=self.is_ctranslate2, is_guided=translator.is_guided
+        )
 
     def generator(self, folder: Path, generator: Generator) -> BaseGenerator:
         if self.dtype == "int8":
@@ -192,7 +203,7 @@ def convert(
     """The model as a CTranslate2 folder inside the run folder, made if it is not there."""
     shortlist = read_shortlist(folder)
     key = _checksum(model, tokenizer, decode, shortlist)
-    path = _home(folder) / f"ctranslate2-{dtype}-{key}"
+    path = _home(folder) / f"{PREFIX}{dtype}-{key}"
     if not is_intact(path):
         try:
             with replace_files(path, last=SUMS) as partial:
@@ -215,7 +226,7 @@ def _home(folder: Path) -> Path:
     try:
         if not (folder / SETTINGS).is_file():
             return _temporary(folder)
-        home.mkdir(exist_ok=True)
+        make_subfolder(home)
         with tempfile.TemporaryFile(dir=home):
             return home
     except OSError:
@@ -242,19 +253,21 @@ def is_intact(folder: Path) -> bool:
     """True if all files of a conversion match their checksums."""
     try:
         sums = json.loads((folder / SUMS).read_bytes())
-        return all(check_sum_of(folder / name) == value for name, value in sums.items())
+        is_same = (check_sum_of(folder / name) == value for name, value in sums.items())
+        return WEIGHTS in sums and all(is_same)
     except (OSError, ValueError, AttributeError):
         return False
 
 
 def _remove_others(path: Path, key: str) -> None:
     """Remove conversions of other weights, and those that a kill has left unfinished."""
-    for other in path.parent.iterdir():
-        is_partial = other.name.endswith(PARTIAL)
-        if is_partial and time.time() - other.stat().st_mtime < ABANDONED:
-            continue  # another process may be writing it
-        if is_partial or not other.name.endswith(key):
+    for other in path.parent.glob(f"{PREFIX}*"):
+        if not other.name.endswith(key):
             shutil.rmtree(other, ignore_errors=True)
+    for partial in path.parent.glob(f".{PREFIX}*{PARTIAL}"):
+        with suppress(OSError):  # another process has just removed it
+            if time.time() - partial.stat().st_mtime >= ABANDONED:  # else one may be writing it
+                shutil.rmtree(partial, ignore_errors=True)
 
 
 def _checksum(model: nn.Module, tokenizer: Tokenizer, decode: Decode, shortlist: str) -> str:

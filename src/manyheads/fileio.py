@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,7 @@ from typing import Any
 
 from manyheads.errors import DataError
 
-PARTIAL = ".partial"
+PARTIAL, SAFETENSORS = ".partial", ".safetensors"
 BYTE_ORDER_MARK = "\ufeff"
 CHECK_SUM = re.compile(rb"# check sum ([0-9a-f]{8}) of ([\w.]+)")
 
@@ -76,6 +77,16 @@ def replace_files(folder: Path, last: str = "") -> Iterator[Path]:
         ) from None
 
 
+def make_subfolder(path: Path) -> None:
+    """Make a folder inside a run, if it is missing.
+
+    A link in its place is refused: files that it leads to are not the run's to change or delete.
+    """
+    if path.is_symlink():
+        raise DataError(f"{path} is a link, which is not followed: replace it by a folder")
+    path.mkdir(parents=True, exist_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a small text file atomically; as bytes, so that line ends are the same everywhere."""
     replace_file(path, lambda partial: partial.write_bytes(text.encode("utf-8")))
@@ -93,7 +104,7 @@ def read_json(path: Path, fix: str) -> dict[str, Any]:
         table: dict[str, Any] = json.loads(path.read_bytes())
         if table.pop("checksum") != check_sum(json.dumps(table).encode()):
             raise ValueError("it does not match its checksum")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}): {fix}") from None
     return table
 
@@ -139,6 +150,8 @@ def drop_partials(folder: Path) -> None:
     for path in folder.rglob(f".*{PARTIAL}"):
         if not path.is_dir():
             path.unlink(missing_ok=True)
+        elif SAFETENSORS in path.suffixes:  # other folders may be written by another process
+            shutil.rmtree(path)
 
 
 def decode_lines(stream: Iterable[bytes], name: str = "input") -> Iterator[str]:

@@ -64,7 +64,7 @@ NEEDS: dict[Ability, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LoadedRun(LoadedModel):
     """A model in a folder, trained here or imported; with `others` an ensemble of translators.
 
@@ -80,6 +80,11 @@ class LoadedRun(LoadedModel):
     model: Model
     engine: Engine = IN_TORCH
     others: tuple["LoadedRun", ...] = ()
+
+    def __repr__(self) -> str:
+        size = sum(p.numel() for p in self.model.parameters())
+        kind = f"task={self.run.task}, model={self.run.model.kind}"
+        return f"<LoadedRun {self.folder}: {kind}, {size:,} parameters on {self.device}>"
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         return self.model(*inputs, **named)
@@ -158,7 +163,8 @@ class LoadedRun(LoadedModel):
         return self._translator(self.decode(**changes))
 
     def _translator(self, decode: Decode) -> BaseTranslator:
-        translator = Translator(cast(EncoderDecoder, self.model), self.tokenizer, decode)
+        model, is_guided = cast(EncoderDecoder, self.model), self.run.train.guided_alignment > 0
+        translator = Translator(model, self.tokenizer, decode, is_guided=is_guided)
         if not self.others:
             return self.engine.translator(self.folder, translator)
         members = []
@@ -224,12 +230,14 @@ class LoadedRun(LoadedModel):
         raise self.unsupported(*NEEDS[ability])
 
     def unsupported(self, does: str, needed: str) -> UserError:
-        run = self.run
-        trained = f"a {run.model.kind} model"
+        run, kind = self.run, self.run.model.kind
+        trained = f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} model"
         if run.task == "pretraining" and run.objective is not None:
             trained += f" that was pretrained (objective={run.objective.kind})"
             needed += " trained for it"
-        return UserError(f"{self.folder} holds {trained}: what {does} is {needed}")
+        return UserError(
+            f"{self.folder} holds {trained}, but only {needed} {does}: choose another run"
+        )
 
 
 def _check_texts(texts: Sequence[str]) -> Sequence[str]:

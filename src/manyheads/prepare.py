@@ -11,19 +11,19 @@ from typing import Any
 
 from manyheads.config import change, dump
 from manyheads.data.language import Counts, TextData
-from manyheads.data.prepared import (
-    INDEX,
-    SAMPLE,
-    PairSource,
-    Shards,
-    TextSource,
-    read_index,
-)
-from manyheads.data.shards import FORMAT, open_shard, verify, write_shards
+from manyheads.data.prepared import INDEX, SAMPLE, PairSource, Shards, TextSource, read_index
+from manyheads.data.shards import FORMAT, verify, write_shards
 from manyheads.data.translation import FilesData
 from manyheads.decode.beam import SpecialTokens
 from manyheads.errors import UserError
-from manyheads.fileio import PARTIAL, check_sum_of, drop_partials, read_json, write_json
+from manyheads.fileio import (
+    PARTIAL,
+    check_sum_of,
+    drop_partials,
+    make_subfolder,
+    read_json,
+    write_json,
+)
 from manyheads.run import TOKENIZER, Run, differences, make_folder, make_tokenizer
 from manyheads.sizing import fit_to_data
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -46,23 +46,21 @@ def prepare_data(run: Run, out: Path, workers: int, report: Callable[[str], None
         _refuse_other(index.request, {name: request[name] for name in index.request}, out)
         for path in (path for split in index.splits for path in Shards(index, split).paths):
             verify(path)
+        (out / PROGRESS).unlink(missing_ok=True)  # left by a kill
         report(f"{out} is complete, and every shard matches its checksum")
         return
     make_folder(out)
     run, tokenizer = _begin(run, source, request, out, report)
     frame, ends = SpecialTokens(tokenizer, run.decode).frame, run.task == "language"
-    splits, total = source.splits(), source.counts.characters
-    checksums: dict[str, list[str]] = {}
+    total, done = source.counts.characters, 0
+    splits: dict[str, list[dict[str, Any]]] = {name: [] for name in source.splits()}
     with Bar("prepare", total) as bar:
-        done = 0
-        for split in splits:
-            (out / split).mkdir(exist_ok=True)
-            checksums[split] = []
+        for split, shards in splits.items():
+            make_subfolder(out / split)
             jobs = source.jobs(split, out, frame, ends=ends)
-            for job in write_shards(jobs, out / TOKENIZER, workers):
-                facts = open_shard(job.path)[1]
-                checksums[split].append(facts["checksum"])
-                done += facts["characters"]
+            for facts in write_shards(jobs, out / TOKENIZER, workers):
+                shards.append(dataclasses.asdict(facts))
+                done += facts.characters
                 bar.update(min(done, total), split)
     names = source.write_texts(out)
     del request["files"]  # with their times; a copy of the data has others
@@ -74,15 +72,16 @@ def prepare_data(run: Run, out: Path, workers: int, report: Callable[[str], None
         "target_tokens": run.target_tokens and dump(run.target_tokens),
         "ends": ends,
         "tokenizer": check_sum_of(out / TOKENIZER),
-        "splits": checksums,
+        "splits": splits,
         "request": request,
     }
     write_json(out / INDEX, table)
     (out / PROGRESS).unlink()
     index = read_index(str(out))
     assert index is not None
-    for note in [note for split in splits for note in Shards(index, split).notes]:
-        report(note)
+    for split in splits:
+        for note in Shards(index, split).notes:
+            report(note)
 
 
 def _request(run: Run, source: Any) -> dict[str, Any]:
@@ -117,7 +116,7 @@ def _begin(
     for note in chosen:
         report(note)
     tokenizer = make_tokenizer(run, out, sample)
-    tokens = {name: dump(getattr(run, name)) for name in ("tokens",) if getattr(run, name)}
+    tokens = {} if run.tokens is None else {"tokens": dump(run.tokens)}
     progress = {"request": request, "counts": dataclasses.asdict(counts), "tokens": tokens}
     write_json(path, progress)
     return run, tokenizer

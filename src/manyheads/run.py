@@ -27,7 +27,14 @@ from manyheads.data.translation import PhrasebookData
 from manyheads.decode.beam import Decode
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.folder import frame_for_model
-from manyheads.fileio import PARTIAL, check_sound, drop_partials, with_sums, write_text
+from manyheads.fileio import (
+    PARTIAL,
+    check_sound,
+    drop_partials,
+    make_subfolder,
+    with_sums,
+    write_text,
+)
 from manyheads.nn.attention import Dense
 from manyheads.nn.lora import Finetune, restrict
 from manyheads.nn.positions import Sinusoidal
@@ -302,7 +309,8 @@ def locked(folder: Path) -> Iterator[None]:
     except ImportError:  # no such locks on this system
         yield
         return
-    make_folder(folder / checkpoint.STATE)
+    make_folder(folder)
+    make_subfolder(folder / checkpoint.STATE)
     # A link in place of the file is not followed: its target is none of ours.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     lock = os.open(folder / checkpoint.STATE / "lock", flags, 0o666)
@@ -328,6 +336,20 @@ def save_run(run: Run, tokenizer: Tokenizer | None, model: nn.Module, folder: Pa
 
 def save_scores(folder: Path, scores: dict[str, Any]) -> None:
     write_text(folder / SCORES, json.dumps(scores, indent=2) + "\n")
+
+
+def read_scores(folder: Path) -> dict[str, Any]:
+    """The saved scores of a run; none if it was not evaluated."""
+    path = folder / SCORES
+    try:
+        scores: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
+        if not all(isinstance(text, str) for text in scores.get("signature", {}).values()):
+            raise ValueError("a signature is not a text")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise DataError(
+            f"{path} is damaged ({error}): delete it, or evaluate the run again"
+        ) from None
+    return scores
 
 
 # --- training ---
@@ -408,7 +430,7 @@ def make_trainer(
     part, valid = run.data.read("train"), run.data.read("valid")
     run, chosen = fit_to_data(run, part) if run.by_data else (run, [])
     with world.main_first():  # the others read what the first has written
-        run, tokenizer = prepare(run, folder, part)
+        run, tokenizer = settle(run, folder, part)
     task = make_task(run, part, valid, tokenizer, device)
     # No sentence of the phrasebook is in two splits, and its test split takes seconds to generate.
     checked = world.is_main and not isinstance(run.data, PhrasebookData)
@@ -432,6 +454,7 @@ def make_trainer(
     if shards is None:
         trained.to(device)
     train = run.train.settled(task.per_epoch)
+    task.notes = [*task.notes, *_warn_warmup(train)]
     # A sharded model would have to be gathered, one with LoRA merged; short runs have no probes.
     is_watched = not world.is_distributed and saved is model and 0 < train.probes <= train.steps
     return Trainer(
@@ -451,7 +474,7 @@ def make_trainer(
     )
 
 
-def prepare(run: Run, folder: Path, part: Any) -> tuple[Run, Tokenizer | None]:
+def settle(run: Run, folder: Path, part: Any) -> tuple[Run, Tokenizer | None]:
     """Settle what the data decides (tokenizer, sizes, labels) and write it down, once."""
     make_folder(folder)
     tokenizer = make_tokenizer(run, folder, part) if run.spec.reads_text else None
@@ -525,6 +548,16 @@ def write_settings(run: Run, folder: Path) -> None:
     text = settings_text(run, folder)
     if not path.exists() or path.read_text("utf-8") != text:
         write_text(path, text)
+
+
+def _warn_warmup(train: Train) -> list[str]:
+    if train.warmup_steps <= train.steps:
+        return []
+    share = train.steps / train.warmup_steps
+    return [
+        f"train.warmup_steps={train.warmup_steps} exceeds train.steps={train.steps}: the learning "
+        f"rate reaches only {share:.0%} of its peak; set train.warmup_ratio=0.1"
+    ]
 
 
 def _warn_embedding_scale(run: Run) -> list[str]:

@@ -8,9 +8,12 @@ characters (docs/how-to/choose.md). A setting that the user gives is never chang
 import dataclasses
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyheads.config import override_all
+from manyheads.errors import UserError
+from manyheads.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from manyheads.run import Run
@@ -28,8 +31,7 @@ Settings = dict[str, Any]
 
 def language(run: "Run", characters: int) -> Settings:
     """Causal language models of text."""
-    assert run.tokens is not None
-    millions = characters / CHARACTERS_PER_TOKEN[run.tokens.kind] / 1e6
+    millions = characters / CHARACTERS_PER_TOKEN[_tokenizer_kind(run)] / 1e6
     dropout = round(min(0.4, max(0.0, 0.35 - 0.31 * math.log10(millions))), 2)
     dim, layers = next(
         size for limit, *size in ((0.2, 192, 4), (30, 384, 6), (300, 512, 8), (math.inf, 768, 12))
@@ -82,12 +84,12 @@ def images(run: "Run", count: int) -> Settings:
     }
 
 
-# By task and kind of data: the unit, its number in a training split, the rule.
-RULES: dict[tuple[str, str], tuple[str, Callable[..., int], Callable[..., Settings]]] = {
-    ("language", "text"): ("characters", lambda run, part: _characters(run, part), language),
-    ("translation", "files"): ("pairs", lambda run, part: len(part.sources), translation),
-    ("pretraining", "text"): ("characters", lambda run, part: _characters(run, part), masked),
-    ("images", "images"): ("images", lambda run, part: len(part.labels), images),
+# By task: the unit, its number in a training split, the rule.
+RULES: dict[str, tuple[str, Callable[..., int], Callable[..., Settings]]] = {
+    "language": ("characters", lambda run, part: _characters(run, part), language),
+    "translation": ("pairs", lambda run, part: len(part.sources), translation),
+    "pretraining": ("characters", lambda run, part: _characters(run, part), masked),
+    "images": ("images", lambda run, part: len(part.labels), images),
 }
 
 
@@ -98,7 +100,9 @@ def fit_to_data(run: "Run", part: Any, amount: int | None = None) -> tuple["Run"
     """
     if not run.by_data or run.data is None:
         return run, []
-    unit, count, rule = RULES[run.task, run.data.kind]
+    if run.task not in RULES:
+        raise UserError(f"by_data has no rule for task={run.task}: leave it out of the recipe")
+    unit, count, rule = RULES[run.task]
     amount = amount or getattr(part, "amount", None) or count(run, part)
     chosen = {name: value for name, value in rule(run, amount).items() if name in run.by_data}
     settings = [f"{name}={value}" for name, value in chosen.items()]
@@ -108,6 +112,15 @@ def fit_to_data(run: "Run", part: Any, amount: int | None = None) -> tuple["Run"
 
 def _characters(run: "Run", part: Any) -> int:
     return max(1, sum(map(len, run.spec.strings(part))))
+
+
+def _tokenizer_kind(run: "Run") -> str:
+    """Of the tokenizer that is trained, or that of init=FOLDER; kinds from elsewhere are as BPE."""
+    path = Path(run.init) / "tokenizer.json"
+    if run.tokens is not None:
+        return run.tokens.kind
+    kind = Tokenizer.load(path).kind if path.is_file() else "bpe"
+    return kind if kind in CHARACTERS_PER_TOKEN else "bpe"
 
 
 def _vocabulary(run: "Run", characters: int) -> Settings:

@@ -3,7 +3,9 @@
 import json
 import os
 import random
+import shutil
 import time
+from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,10 @@ from tests.data.helpers import refusal, write
 from manyheads import prepare
 from manyheads.data import language, prepared, shards
 from manyheads.data.language import BlockShuffle
-from manyheads.data.prepared import GroupedBatches, PreparedStream
-from manyheads.data.shards import Mapped, open_shard
+from manyheads.data.prepared import GroupedBatches, PreparedStream, Shards, read_index
+from manyheads.data.translation import FilesData
 from manyheads.errors import DataError, UserError
+from manyheads.fileio import write_json
 from manyheads.prepare import prepare_data
 from manyheads.recipes import read_recipe
 from manyheads.run import make_trainer
@@ -34,7 +37,6 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several shards of a small corpus, and blocks of a few lines."""
     monkeypatch.setattr(prepared, "SHARD", 600)
     monkeypatch.setattr(language, "BLOCK", 100)
-    open_shard.cache_clear()
 
 
 def lines(count: int, seed: int = 1) -> list[str]:
@@ -95,7 +97,7 @@ def pairs_corpus(folder: Path, form: str) -> list[str]:
         write(folder / "train.jsonl", rows)
         return [f"data.folder={folder}", "data.source_column=en", "data.target_column=de"]
     for name, side in (("en", sources), ("de", targets)):
-        write(folder / f"train.{name}", "".join(f"{line}\n" for line in side))
+        write(folder / f"train.{name}.gz", "".join(f"{line}\n" for line in side))
     return [f"data.folder={folder}", "data.source=en", "data.target=de"]
 
 
@@ -112,6 +114,8 @@ def test_prepared_pairs_have_the_batches_of_the_pairs(
     mapped = task_of("translation", [f"data.folder={data}", *short], tmp_path / "mapped")
     assert len(list((data / "train").iterdir())) > 3
     assert mapped.per_epoch == plain.per_epoch
+    action = "left out" if too_long == "skip" else "truncated"
+    assert any(f"of over 13 tokens are {action}" in note for note in mapped.notes)
     assert mapped.valid_corpus.sources == plain.valid_corpus.sources
     for step in range(2 * plain.per_epoch):
         for one, other in zip(mapped.batches(step), plain.batches(step), strict=True):
@@ -151,9 +155,9 @@ def test_killed_three_times_and_with_any_number_of_workers_the_bytes_are_the_sam
     out = tmp_path / "killed"
     fork, write_shard, written = get_context("fork"), shards.Job.write, 0
 
-    def slow(job: shards.Job, tokenizer: Any) -> None:
+    def slow(job: shards.Job, tokenizer: Any) -> shards.Facts:
         time.sleep(0.1)
-        write_shard(job, tokenizer)
+        return write_shard(job, tokenizer)
 
     monkeypatch.setattr(shards.Job, "write", slow)
     for _ in range(3):
@@ -209,9 +213,10 @@ def test_another_corpus_or_setting_is_refused(tmp_path: Path) -> None:
     assert "something else" in refusal(UserError, prepare_data, run, full, 1, quietly)
 
 
-@pytest.mark.parametrize(
-    "harm", ["truncate", "replace", "flip", "missing", "rows", "starts", "tokenizer"]
-)
+HARMS = ["truncate", "replace", "deep", "flip", "missing", "rows", "words", "starts", "tokenizer"]
+
+
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_damaged_shard_is_one_line(tmp_path: Path, harm: str) -> None:
     settings = text_corpus(tmp_path / "corpus", "text")
     data = tmp_path / "data"
@@ -219,7 +224,6 @@ def test_a_damaged_shard_is_one_line(tmp_path: Path, harm: str) -> None:
     prepare_data(run, data, 1, quietly)
     shard = data / "train" / "00001.safetensors"
     content = bytearray(shard.read_bytes())
-    open_shard.cache_clear()
     if harm == "flip":  # found by `prepare`, which reads everything
         content[-3] ^= 4
         shard.write_bytes(content)
@@ -230,8 +234,10 @@ def test_a_damaged_shard_is_one_line(tmp_path: Path, harm: str) -> None:
         shard.write_text(shard.read_text("utf-8").replace("red", "der"), "utf-8")
     elif harm == "missing":
         shard.unlink()
-    elif harm in ("rows", "starts"):  # a key of the facts; the name of an array
+    elif harm in ("rows", "words", "starts"):  # keys of the facts; the name of an array
         shard.write_bytes(content.replace(harm.encode(), b"x" * len(harm)))
+    elif harm == "deep":
+        shard.write_bytes((99_999).to_bytes(8, "little") + b"[" * 99_999)
     else:
         shard.write_bytes(content[:-8] if harm == "truncate" else b"pickle" * 9)
     read = read_recipe("language", [f"data.folder={data}"]).data
@@ -255,6 +261,78 @@ def test_a_damaged_index_or_progress_is_one_line(
     for damaged in (content[:-9], content.replace("language", "langouge", 1)):
         (data / name).write_text(damaged, "utf-8")
         assert f"{name} is damaged" in refusal(DataError, prepare_data, run, data, 1, quietly)
+
+
+def test_what_reads_the_text_of_prepared_data_is_refused(tmp_path: Path) -> None:
+    folders = {name: tmp_path / name for name in ("language", "translation")}
+    for name, corpus in (("language", text_corpus), ("translation", pairs_corpus)):
+        run = read_recipe(name, corpus(tmp_path / f"{name}-corpus", "text"))
+        prepare_data(run, folders[name], 1, quietly)
+    language, translation = (
+        read_recipe(name, [f"data.folder={folder}"]).data for name, folder in folders.items()
+    )
+    texts, pairs = (data.read("train") for data in (language, translation) if data is not None)
+    for read in (texts.strings, lambda: pairs.sources, lambda: pairs.targets):
+        assert "tokens only" in refusal(UserError, read)
+    copies = [f"data.folder={folders['translation']}", *TRAINED, "train.too_long=skip"]
+    copies += ["train.bpe_dropout_copies=2", "train.bpe_dropout=0.1"]
+    assert "tokens only" in refusal(UserError, task_of, "translation", copies, tmp_path / "run")
+    other = FilesData(folder=str(folders["language"]), source="en", target="de")
+    assert "prepared for task=language" in refusal(UserError, other.read, "valid")
+
+
+def rewrite(shard: Path, name: str, change: Callable[[Any], Any]) -> None:
+    """Other numbers in an array, which training does not compare with the checksum."""
+    content = shard.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    about = json.loads(content[8:start])[name]
+    begin, end = (start + offset for offset in about["data_offsets"])
+    numbers = np.frombuffer(content[begin:end], shards.DTYPES[about["dtype"]])
+    shard.write_bytes(content[:begin] + change(numbers).tobytes() + content[end:])
+
+
+@pytest.mark.parametrize("array", ["source.tokens", "target.starts"])
+@pytest.mark.parametrize("number", ["largest", "zero", "reversed"])
+def test_numbers_out_of_range_are_one_line(tmp_path: Path, array: str, number: str) -> None:
+    data = tmp_path / "data"
+    settings = pairs_corpus(tmp_path / "corpus", "files")
+    prepare_data(read_recipe("translation", settings), data, 1, quietly)
+    changes: dict[str, Callable[[Any], Any]] = {
+        "largest": lambda x: np.full_like(x, np.iinfo(x.dtype).max),
+        "zero": np.zeros_like,
+        "reversed": lambda x: x[::-1],
+    }
+    shard = data / "train" / "00002.safetensors"
+    rewrite(shard, array, changes[number])
+    again = [f"data.folder={data}", *TRAINED, "train.too_long=truncate"]
+
+    def epoch() -> None:
+        task = task_of("translation", again, tmp_path / "run")
+        for step in range(task.per_epoch):
+            task.batches(step)
+
+    if array == "source.tokens" and number != "largest":  # another text, which can be trained on
+        epoch()
+    else:
+        assert "00002.safetensors is damaged" in refusal(DataError, epoch)
+
+
+def test_another_preparation_in_the_same_folder_is_read_anew(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for form in ("text", "sentences"):
+        run = read_recipe("language", text_corpus(tmp_path / form, form))
+        prepare_data(run, data, 1, quietly)
+        task = task_of("language", [f"data.folder={data}", *TRAINED], tmp_path / f"run-{form}")
+        assert len(task.text.flat[:]) == len(task.text.flat)
+        prepare_data(run, data, 1, quietly)  # verifies
+        shutil.rmtree(data)
+
+
+@pytest.mark.parametrize("table", [{}, {"splits": 3}, {"splits": {"train": [{}]}}, {"data": 3}])
+def test_an_index_of_something_else_is_one_line(tmp_path: Path, table: dict[str, Any]) -> None:
+    write_json(tmp_path / prepared.INDEX, {"prepared": shards.FORMAT, **table})
+    settings = [f"data.folder={tmp_path}"]
+    assert "no index" in refusal(DataError, read_recipe, "language", settings)
 
 
 def test_a_preparation_killed_while_it_wrote_its_tokenizer_continues(tmp_path: Path) -> None:
@@ -293,18 +371,21 @@ def test_prepared_pairs_that_are_all_too_long_are_one_line(tmp_path: Path) -> No
     assert "all pairs exceed" in refusal(DataError, task_of, "translation", again, tmp_path / "r")
 
 
-def test_a_process_maps_a_bounded_number_of_shards(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{n}.safetensors" for n in range(shards.MAPPED + 9)]
-    for path in paths:
-        facts = {"format": 1, "checksum": "", "rows": 4, "tokens": {"a": 5}, "documents": 0}
-        numbers = np.arange(5, dtype=np.uint16)
-        arrays = {"a.tokens": numbers, "a.starts": numbers, "documents": numbers[:0]}
-        path.write_bytes(shards.save(arrays, {"manyheads": json.dumps(facts)}))
-    array = Mapped(paths, "a.tokens", [5] * len(paths))
-    assert array[:].tolist() == list(range(5)) * len(paths)
-    assert open_shard.cache_info().currsize == shards.MAPPED
+def test_a_process_maps_a_bounded_number_of_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, data = text_corpus(tmp_path / "corpus", "text"), tmp_path / "data"
+    monkeypatch.setattr(prepared, "SHARD", 60)
+    prepare_data(read_recipe("language", settings), data, 1, quietly)
+    index = read_index(str(data))
+    assert index is not None
+    shards = Shards(index, "train")
+    assert len(shards.paths) > prepared.MAPPED
+    text = shards.tokens("text", 1 << 16)[:]
+    assert len(text) == sum(facts.tokens["text"] for facts in shards.facts)
+    assert shards.arrays.cache_info().currsize == prepared.MAPPED
     links = {os.readlink(link) for link in Path("/proc/self/map_files").glob("*")}
-    assert sum(str(tmp_path) in link for link in links) <= shards.MAPPED
+    assert 0 < sum(str(tmp_path) in link for link in links) <= prepared.MAPPED
 
 
 def test_a_block_shuffle_is_a_permutation_with_a_bounded_index() -> None:

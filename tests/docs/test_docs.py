@@ -264,7 +264,9 @@ def test_every_page_is_in_the_navigation() -> None:
     sources = [ROOT / "docs/index.md", ROOT / "docs/notebooks/README.md"]
     text = "".join(page.read_text("utf-8") for page in sources)
     trees = re.findall(r"```\{toctree\}\n(.*?)```", text, re.S)
-    listed = {line for tree in trees for line in tree.split("\n") if re.fullmatch(r"[\w/-]+", line)}
+    listed = {
+        line for tree in trees for line in tree.split("\n") if re.fullmatch(r"[\w/.-]+", line)
+    }
     here = {str(page.relative_to(ROOT / "docs").with_suffix("")) for page in PAGES[3:] + NOTES}
     assert here - listed == {"index"}
     assert all("/generated/" in name for name in listed - here)

@@ -1,6 +1,7 @@
 """Cross-attention against gold alignments: words of tokens, word maps, the error rate."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -186,7 +187,9 @@ def test_pairs_longer_than_the_model_are_left_out(tokenizer: Tokenizer) -> None:
     assert [p for p, _ in word_maps(model, tokenizer, pairs)] == shorter
 
 
-def test_annotations_are_links_of_one_layer_and_log_probabilities(tokenizer: Tokenizer) -> None:
+def test_annotations_are_links_of_attention_and_log_probabilities(
+    tokenizer: Tokenizer,
+) -> None:
     """Links of translations equal those of the word maps; log P sums to that of the search."""
     torch.manual_seed(3)
     model = build(tokenizer)
@@ -197,10 +200,16 @@ def test_annotations_are_links_of_one_layer_and_log_probabilities(tokenizer: Tok
     hypotheses = [Hypothesis(tokenizer.encode(target), 0.0, 0.0) for _, target in texts]
     sources = [source for source, _ in texts]
     pairs = [Pair(a, b, tuple(word_spans(a)), tuple(word_spans(b)), frozenset()) for a, b in texts]
-    maps = [weights[LAYERS - 2].mean(0) for _, weights in word_maps(model, tokenizer, pairs)]
-    results = annotate(translator, sources, hypotheses, alignment=True)
-    for result, weights in zip(results, maps, strict=True):
-        assert result.links == [(j, i) for i, j in enumerate(weights.argmax(-1).tolist())]
+    maps = [weights[LAYERS - 2] for _, weights in word_maps(model, tokenizer, pairs)]
+    links = {}
+    for is_guided in (False, True):
+        aligner = replace(translator, is_guided=is_guided)
+        results = annotate(aligner, sources, hypotheses, alignment=True)
+        links[is_guided] = [result.links for result in results]
+        for result, weights in zip(results, maps, strict=True):
+            expected = (weights[0] if is_guided else weights.mean(0)).argmax(-1).tolist()
+            assert result.links == [(j, i) for i, j in enumerate(expected)]
+    assert links[False] != links[True]
     assert (results[0].source_words, results[0].target_words) == (5, 3)
     found = translator.search(sources)
     for rank in range(2):

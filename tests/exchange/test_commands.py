@@ -332,6 +332,15 @@ def test_impossible_exports_are_refused(run: Make, exported: Make, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("content", ["{", "[1]", '{"signature": {"bleu": 3}}'])
+def test_an_export_with_damaged_scores_is_refused(run: Make, tmp_path: Path, content: str) -> None:
+    source = shutil.copytree(run("gpt2"), tmp_path / "run")
+    (source / "scores.json").write_text(content)
+    options = ("--to", "huggingface", "--out", tmp_path / "out")
+    assert "scores.json is damaged" in mistake("export", source, *options, code=3)
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_export_reports_changed_settings(run: Make, tmp_path: Path) -> None:
     log = export(run("marian"), "ctranslate2", tmp_path / "out")
     assert "decode.stopping=early in place of heuristic" in log

@@ -307,6 +307,7 @@ SETTINGS: list[tuple[str, dict[str, Any], type[UserError], str]] = [
     ("bart", {"encoder_layerdrop": 0.1}, UserError, "encoder_layerdrop"),
     ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, UserError, "linear"),
     ("llama", {"rope_parameters": {"rope_type": "llama3"}}, UserError, "llama3"),
+    ("qwen3", {"use_sliding_window": True}, UserError, "use_sliding_window"),
     ("t5", {"feed_forward_proj": "gated-quick_gelu"}, UserError, "gated-quick_gelu"),
     ("bert", {"pruned_heads": {"0": [1]}}, UserError, "pruned_heads"),
     ("bert", {"quantization_config": {"bits": 8}}, UserError, "quantization_config"),

@@ -359,6 +359,7 @@ def test_roberta_needs_its_padding_token() -> None:
 CHANGES = """
     bias=true bias=false attention_bias=true attention_bias=false qkv_bias=true qkv_bias=false
     head_dim=3 head_dim=4 kv_heads=1 kv_heads=2 heads=1 heads=2 dim=12 layers=1 ffn_dim=5
+    qk_norm=true qk_norm=false
     max_length=30 norm=pre norm=post norm.form=rms norm.form=layer norm.eps=0.1
     embed.norm.eps=0.1 embed.norm.form=rms embed.norm=none embed.norm=pre embed.scale=sqrt-dim
     embed.scale=one embed.segments=2 embed.segments=none embed.dim=5

@@ -19,7 +19,13 @@ from torch import Tensor, nn
 
 transformers = pytest.importorskip("transformers")
 modeling_t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
-ROTARY = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "starcoder2": "Starcoder2"}
+ROTARY = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "starcoder2": "Starcoder2",
+}
 transformers.logging.set_verbosity_error()
 
 ACTS = ["gelu", "relu", "silu", "gelu_new", "gelu_pytorch_tanh", "tanh"]
@@ -186,10 +192,12 @@ def _settings(family: str, rng: random.Random) -> dict[str, Any]:
             "tie_word_embeddings": tops["tie_word_embeddings"],
         }
         biases = [rng.random() < 0.5, rng.random() < 0.5]
-        if family in ("llama", "mistral"):
+        if family in ("llama", "mistral", "qwen3"):
             settings["head_dim"] = head_dim
+        if family in ("llama", "qwen3"):
+            settings["attention_bias"] = biases[0]
         if family == "llama":
-            settings["attention_bias"], settings["mlp_bias"] = biases
+            settings["mlp_bias"] = biases[1]
         if family == "starcoder2":
             settings |= {"use_bias": biases[0], "sliding_window": rng.choice([None, 2, 9])}
         if family == "mistral":  # without a window it is a Llama

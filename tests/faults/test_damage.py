@@ -283,6 +283,20 @@ def test_links_in_a_run_folder_are_not_written_through(
             (out / name).write_bytes(before)
 
 
+@pytest.mark.parametrize("name", ["state", "probes"])
+def test_linked_folders_in_a_run_folder_are_refused(
+    name: str, recipe: Path, good: Path, tmp_path: Path
+) -> None:
+    out, victim = shutil.copytree(good, tmp_path / "run"), tmp_path / "victim"
+    (out / name).mkdir(exist_ok=True)
+    (out / name).rename(victim)
+    before = {path.name: path.read_bytes() for path in victim.iterdir()}
+    (out / name).symlink_to(victim)
+    result = train(recipe, out, "train.steps=50", "train.probes=2", "train.average_checkpoints=1")
+    mistake(result, f"{out / name} is a link")
+    assert before == {path.name: path.read_bytes() for path in victim.iterdir()}
+
+
 def test_a_partial_file_has_a_new_name_that_cannot_be_guessed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

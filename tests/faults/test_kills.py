@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.faults.small_run import (
     assert_same_bits,
     at_change,
@@ -24,10 +26,10 @@ from tests.faults.small_run import (
     used,
 )
 
-from manyheads.fileio import replace_files
+from manyheads.fileio import drop_partials, replace_files
 from manyheads.run import locked
 from manyheads.train import checkpoint
-from manyheads.train.checkpoint import read_tensors
+from manyheads.train.checkpoint import read_tensors, write_tensors
 
 # Nearly all of such a run is saving: every step a snapshot, a state and often a model.
 SAVING = (
@@ -101,6 +103,21 @@ def test_killed_inside_a_save(moment: str, recipe: Path, saving: Path, tmp_path:
     assert train(recipe, out, *SAVING)[0] == 0
     assert_same_bits(out, saving)
     assert not list(out.rglob(".*.partial"))
+
+
+def test_killed_while_weights_are_written(tmp_path: Path) -> None:
+    """In the middle of a file: the library writes to a temporary file of its own."""
+
+    def write() -> int:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+        write_tensors(tmp_path / "run" / "model.safetensors", {"w": torch.zeros(999)}, {})
+        return 0
+
+    assert ending(fork(write, tmp_path / "said")) == -signal.SIGXFSZ
+    assert list((tmp_path / "run").rglob("*"))
+    drop_partials(tmp_path / "run")
+    assert not list((tmp_path / "run").rglob("*"))
 
 
 def test_two_processes_on_one_folder(recipe: Path, tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.test_cli import TINY, call, mistake
 
+from manyheads.lab.compare import table_of
 from manyheads.lab.match import check_match, matched, parameters_of, training_flops, unequal
 from manyheads.recipes import read_recipe
 from manyheads.run import Run
@@ -65,5 +67,16 @@ def test_the_command_states_what_is_equal(tmp_path: Path, plans: dict[str, Run])
     assert second == pytest.approx(first, rel=0.05)
     assert "'parameters'" in mistake(*words, *sweep, "--match", "parametres")
     with_epochs = {"a": read_recipe("phrasebook", ["train.epochs=2"])}
-    with pytest.raises(Exception, match=r"train\.epochs=none"):
+    with pytest.raises(Exception, match=r"train\.steps=N"):
         check_match("flops", with_epochs)
+
+
+def test_the_table_ends_with_the_means_of_seeds() -> None:
+    rows: list[dict[str, Any]] = [
+        {"settings": f"model.position={name} seed={seed}", "parameters": 9, "loss": loss}
+        for name, seed, loss in (("rotary", 1, 1.0), ("rotary", 2, 1.2), ("alibi", 1, 4.0))
+    ]
+    table = table_of(rows, "")
+    names, losses = ([*column.cells] for column in (table.columns[0], table.columns[-1]))
+    assert names[3:] == ["model.position=rotary mean ± SD of 2 seeds"]  # none of one seed
+    assert losses[3:] == ["1.100 ± 0.141"]

@@ -261,7 +261,8 @@ def test_attention_is_captured_where_there_is_any(kind: str) -> None:
     real = torch.arange(5) < torch.tensor([[5], [2]])
     with torch.no_grad(), capture(model) as maps:
         model(words(2, 5), words(2, 4), real)
-    layers = maps["cross"] if has_cross_attention(model) else []
+    assert [*maps] == ["cross"] * has_cross_attention(model)
+    layers = maps.get("cross", [])
     assert len(layers) == ATTENTIONS[kind]
     for weights in layers:
         assert weights.shape == (2, 1, 4, 5)

@@ -86,6 +86,7 @@ def test_an_image_is_classified(folder: Path) -> None:
         ("reader", "/translate", {"q": "a"}, 404, "/v1/embeddings"),
         ("pictures", "/v1/embeddings", {"input": "a"}, 404, "/classify"),
         ("writer", "/classify", {"text": "a"}, 404, "/v1/completions"),
+        ("writer", "/v1/chat/completions", {"messages": []}, 404, "/v1/completions"),
     ],
 )
 def test_wrong_requests_are_refused(

@@ -199,3 +199,6 @@ def test_evaluate_draws_the_confusion_matrix(trained: Path, tmp_path: Path) -> N
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert json.loads((trained / "scores.json").read_text()) == scores
     assert "--plot" in mistake("evaluate", trained, "--picture", tmp_path / "drawn.txt")
+    lines = result("evaluate", trained, "--split", "valid", "--by-class").splitlines()
+    assert sum("precision 1.0000  recall 1.0000" in line for line in lines) == len(QUARTERS)
+    assert len({line.index("  ", line.index(line.strip())) for line in lines}) == 1  # aligned

@@ -6,10 +6,12 @@ dropout, which each process samples for itself, they differ from one process by 
 
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -21,12 +23,16 @@ import torch
 from small_runs import CPU, WORDS, records, saved, trainer, write_recipe
 from tests.checks import unchecked
 from tests.faults.small_run import ending, fork
+from tests.golden.record import RUN_FOLDER
 from torch import distributed as dist
 from torch import nn
 
 from manyheads import cli
+from manyheads.commands.shared import row_processes
+from manyheads.engines import Engine
 from manyheads.errors import UserError
 from manyheads.lab.device_memory import peak_memory
+from manyheads.loading import load_torch_run
 from manyheads.presets import build as build_preset
 from manyheads.recipes import read_recipe
 from manyheads.run import make_trainer, read_run
@@ -38,6 +44,7 @@ from manyheads.train.parallel import (
     connected,
     local_batches,
     shard_sizes,
+    shared_rows,
     split_microbatches,
 )
 from manyheads.train.sharded import sizes
@@ -238,6 +245,55 @@ def test_two_nodes_with_a_process_each_end_as_one_does(recipe: Path, tmp_path: P
     output = forked(2, train, tmp_path, nodes=2)
     assert "process group: 2 processes, 2 nodes, gloo, main" in output
     assert_alike(tmp_path / "one", tmp_path / "two")
+
+
+def test_an_engine_that_calls_the_other_divides_its_rows_once(tmp_path: Path) -> None:
+    """As CTranslate2 does, which lets PyTorch search some rows again."""
+
+    class Torch:
+        def search(self, rows: range) -> list[int]:
+            print(f"torch {list(rows)}")
+            return [row * row for row in rows]
+
+    class Fast(Torch):
+        def search(self, rows: range) -> list[int]:
+            print(f"fast {list(rows)}")
+            return [*Torch().search(rows[:1]), *(row * row for row in rows[1:])]
+
+    def work() -> int:
+        with connected(print) as world, shared_rows(world, "search", Torch, Fast):
+            print(Fast().search(range(5)), Torch().search(range(3)))
+        return 0
+
+    output = forked(2, work, tmp_path)
+    assert output.count("[0, 1, 4, 9, 16] [0, 1, 4]\n") == 2
+    for line in ("fast [0, 2, 4]", "fast [1, 3]", "torch [0]", "torch [1]", "torch [0, 2]"):
+        assert f"{line}\n" in output
+
+
+@pytest.mark.parametrize("engine", ["torch", "ctranslate2"])
+def test_every_engine_divides_its_rows(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = []
+    run = load_torch_run(shutil.copytree(RUN_FOLDER, tmp_path / "run")).with_engine(Engine(engine))
+    translator = run.translator()
+    owner = next(kind for kind in type(translator).__mro__ if "search" in vars(kind))
+    search = owner.search  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        owner, "search", lambda self, x, *rest, **named: counts.append(len(x)) or search(self, x)
+    )
+    monkeypatch.setattr(parallel.dist, "all_gather_object", gathered_by_one)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(parallel, "connected", lambda report: nullcontext(World(0, 2)))
+    with row_processes("translate"):
+        translator.search(["The dog sees the tree."] * 4)
+    assert counts == [2]
+
+
+def gathered_by_one(parts: list[Any], results: Any) -> None:
+    parts[:] = [results] * len(parts)
 
 
 def test_processes_translate_evaluate_and_embed_as_one_does(recipe: Path, tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from manyheads.errors import DataError
+from manyheads.fileio import check_sum_of, write_json, write_text
 from manyheads.train import checkpoint
 from manyheads.train.checkpoint import Progress, load_state, state_of
-from manyheads.train.sharded import StateWriter
+from manyheads.train.sharded import PendingSave, StateWriter
+from manyheads.train.step import ONE_PROCESS
 
 
 def trained(seed: int) -> tuple[nn.Module, torch.optim.AdamW]:
@@ -76,13 +78,25 @@ HARMS: dict[str, Callable[[Path, Path], object]] = {
 }
 
 
+def forge_header(shard: Path, manifest: Path) -> None:
+    shard.write_bytes(bytes([255]) * 8 + shard.read_bytes()[8:])
+    write_text(shard.with_suffix(".check"), check_sum_of(shard))
+
+
+def forge_manifest(shard: Path, manifest: Path) -> None:
+    write_json(manifest, {"about": {}, "shards": [shard.name]})
+
+
+HARMS |= {"forged header": forge_header, "forged manifest": forge_manifest}
+
+
 @pytest.mark.parametrize("harm", HARMS)
 def test_a_damaged_or_foreign_shard_is_one_line(tmp_path: Path, harm: str) -> None:
     save_step(tmp_path, 4)
     [shard] = tmp_path.glob("state/step-*/*.safetensors")
     HARMS[harm](shard, tmp_path / checkpoint.MANIFEST)
     message = refusal(DataError, load_state, tmp_path, *trained(1))
-    assert "manifest" in harm or "shard-" in message, message
+    assert "manifest" in harm or "forged" in harm or "shard-" in message, message
 
 
 def test_a_pickle_next_to_the_shards_is_never_read(tmp_path: Path) -> None:
@@ -98,6 +112,20 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5))
     message = refusal(DataError, load_state, tmp_path, model, torch.optim.AdamW(model.parameters()))
     assert "does not fit the model" in message
+
+
+def test_a_link_in_place_of_a_step_is_not_written_through(tmp_path: Path) -> None:
+    save_step(tmp_path, 4)
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "state" / "step-00000005").symlink_to(tmp_path / "victim")
+    manifest = tmp_path / checkpoint.MANIFEST
+    PendingSave(manifest, {"x": torch.zeros(1)}, Progress(step=5), ONE_PROCESS, None).result()
+    assert load_state_step(manifest) == 5
+    assert not list((tmp_path / "victim").iterdir())
+
+
+def load_state_step(manifest: Path) -> int:
+    return int(json.loads(manifest.read_text())["about"]["step"])
 
 
 def test_what_was_written_of_a_killed_save_is_not_the_state(tmp_path: Path) -> None:

@@ -53,6 +53,17 @@ def test_any_word_can_be_a_label(tmp_path: Path, word: str) -> None:
     assert not pyplot.get_fignums()
 
 
+def test_characters_without_a_glyph_are_reported_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    unassigned = "\U0001fbff\U0001fbfe"  # in no font
+    heat_map(torch.ones(1, 1), [unassigned], ["a"], "", tmp_path / "map.png")
+    [line] = capsys.readouterr().err.splitlines()
+    assert "2 of its characters" in line
+    assert "install one" in line
+
+
 def test_a_missing_matplotlib_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"manyheads\[figures\]"):

@@ -29,8 +29,8 @@ def test_layer_head_map_and_target_survive_a_change_of_page(page: Any) -> None:
     page.get_by_role("button", name=re.compile("^layer 2, head 2")).click()
     settled(page)
     open_page(page, "Flow")
-    expect(page.locator(".openbox > h2")).to_contain_text("layer 2 of 2")
-    expect(page.locator(".openbox > h2")).to_contain_text("head 2")
+    expect(page.locator(".boxhead h2")).to_contain_text("layer 2 of 2")
+    expect(page.locator(".boxhead h2")).to_contain_text("head 2")
     expect(page.get_by_label("Target")).to_have_value("Der Hund.")
     open_page(page, "Tokens")  # has neither layers nor heads
     open_page(page, "Attention")
@@ -65,10 +65,10 @@ def test_back_undoes_a_choice(page: Any) -> None:
     expect(title).to_have_text("Encoder, layer 2, head 1")
     visit(page, "/flow?run=translator&box=encoder.self.weights")
     page.locator("[id='box-encoder.self.q']").click()
-    expect(page.locator(".openbox > h2")).to_contain_text("Q")
+    expect(page.locator(".boxhead h2")).to_contain_text("Q")
     settled(page)
     page.go_back()
-    expect(page.locator(".openbox > h2")).to_contain_text("Softmax")
+    expect(page.locator(".boxhead h2")).to_contain_text("Softmax")
 
 
 def test_first_texts(page: Any) -> None:

@@ -164,8 +164,9 @@ def _is_below(name: str, prefix: str) -> bool:
 
 
 def _mentions(setting: "Setting", words: str) -> bool:
-    text = f"{setting.name} {setting.meaning}".lower().replace("_", " ")
-    return words.lower().replace("_", " ") in text
+    texts = (words, f"{setting.name} {setting.meaning}")
+    wanted, text = (re.sub("[_-]", " ", text.lower()) for text in texts)
+    return wanted in text
 
 
 def _explained(setting: "Setting") -> str:

@@ -210,7 +210,8 @@ def _show_scores(scores: dict[str, Any], as_json: bool) -> None:
     for layer, rates in enumerate(scores.get("alignment_error_by_head", []), start=1):
         rows.append((f"AER by head, layer {layer}", "  ".join(f"{rate:.3f}" for rate in rates)))
     rows += [(f"{name} signature", text) for name, text in scores["signature"].items()]
-    write("".join(f"{name:>21}  {value}\n" for name, value in rows))
+    width = max(len(name) for name, _ in rows)
+    write("".join(f"{name:>{width}}  {value}\n" for name, value in rows))
 
 
 def _text(value: float | str | int) -> str:

@@ -1,7 +1,6 @@
 """Commands that exchange weights with other programs: import, export."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,7 +73,7 @@ def export(
     from manyheads.loading import load_run
     from manyheads.models.gpt import Gpt
     from manyheads.models.seq2seq import Seq2Seq
-    from manyheads.run import SCORES, SETTINGS, TOKENIZER, settings_text
+    from manyheads.run import SETTINGS, TOKENIZER, read_scores, settings_text
 
     _check_format(to)
     if quantization is not None and to != "ctranslate2":
@@ -106,13 +105,13 @@ def export(
             precision = quantization or "float32"
             write_ctranslate2(model, loaded.tokenizer, beside, precision, decode)
         else:
-            raise loaded.unsupported("CTranslate2 can run", "a seq2seq or a gpt model")
+            raise loaded.unsupported("runs in CTranslate2", "a seq2seq or a gpt model")
         if to != "huggingface" and loaded.own_tokenizer is not None:
             loaded.own_tokenizer.save(beside / TOKENIZER)
         # transformers writes the tokenizer of a Hugging Face folder.
         sealed = None if to == "huggingface" else beside
         write_text(beside / SETTINGS, settings_text(settings, sealed))
-        scores = json.loads((run / SCORES).read_bytes()) if (run / SCORES).is_file() else {}
+        scores = read_scores(run)
         count = sum(p.numel() for p in model.parameters())
         write_text(beside / "README.md", model_card(out.name, settings, scores, to, count))
     say(f"exported: {out}{note}")

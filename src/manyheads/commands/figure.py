@@ -32,7 +32,7 @@ def figure(
     layer: Annotated[int | None, option("Layer, from 1 [default: last]", panel=_MAPS)] = None,
     head: Annotated[int | None, option("Head, from 1 [default: mean]", panel=_MAPS)] = None,
     metric: Annotated[
-        str, option("loss, bleu, learning_rate, ...", metavar="NAME", panel=_CURVES)
+        str, option("A metric of metrics.jsonl, e.g. bleu", metavar="NAME", panel=_CURVES)
     ] = "loss",
     split: Annotated[str, option("valid or train", metavar="NAME", panel=_CURVES)] = "valid",
     length: Annotated[int, option("Number of positions", panel=_OTHERS)] = 64,

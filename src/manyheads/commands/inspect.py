@@ -105,6 +105,7 @@ def capture(
     decoder.cross.weights the attention. The first index is the layer, the second the
     head. Texts of a file have their line number before the name: 1/encoder.states.
     """
+    from manyheads.data.files import stream_lines
     from manyheads.loading import load_run
 
     if find_spec("starlette") is None:
@@ -116,7 +117,7 @@ def capture(
     is_file = False
     with suppress(OSError):  # a long text is no name of a file
         is_file = len(text) == 1 and Path(joined).is_file()
-    texts = Path(joined).read_text("utf-8").splitlines() if is_file else [joined]
+    texts = [*stream_lines(Path(joined))] if is_file else [joined]
     patterns = only or ACTIVATIONS
     tensors = save_activations(loaded, texts, target, patterns, out, numbered=is_file)
     for name, tensor in tensors.items():

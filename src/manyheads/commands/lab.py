@@ -53,7 +53,7 @@ def compare(
       $ manyheads compare phrasebook --sweep model=seq2seq,rnn --match parameters
 
     --match parameters changes model.dim of all runs but the first; flops and time
-    change train.steps.
+    change train.steps. With --sweep seed=1,2,3 the table ends with mean ± SD.
     """
     from manyheads.lab.compare import compare_variants, table_of
 

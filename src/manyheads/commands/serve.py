@@ -27,6 +27,8 @@ TokenFile = Annotated[
 
 def _check_address(port: int, token: str | None, token_file: Path | None) -> str | None:
     """Refuse what cannot listen; the token, if there is one."""
+    from manyheads.data.files import stream_lines
+
     if any(find_spec(name) is None for name in ("starlette", "uvicorn")):
         raise UserError("this needs starlette and uvicorn: pip install 'manyheads[web]'")
     if not 0 <= port < 2**16:
@@ -34,7 +36,7 @@ def _check_address(port: int, token: str | None, token_file: Path | None) -> str
     if token_file is not None:
         if not token_file.is_file():
             raise UserError(f"--token-file {token_file} is not a file")
-        token = token_file.read_text("utf-8").strip()
+        token = "".join(stream_lines(token_file)).strip()
     if token is not None and not token:
         raise UserError("--token is empty: set one, or leave it out")
     return token

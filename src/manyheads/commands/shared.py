@@ -162,14 +162,15 @@ def row_processes(command: str) -> Iterator[None]:
     import torch
 
     from manyheads.decode.translate import BaseTranslator
+    from manyheads.exchange.ctranslate2 import Ctranslate2Translator
     from manyheads.tasks.encode import TextEncoder
     from manyheads.train.parallel import connected, device_of, shared_rows
 
     with (
         open(os.devnull, "w", encoding="utf-8") as nowhere,
         connected(say) as world,
-        shared_rows(world, BaseTranslator, "search"),
-        shared_rows(world, TextEncoder, "embed"),
+        shared_rows(world, "search", BaseTranslator, Ctranslate2Translator),
+        shared_rows(world, "embed", TextEncoder),
     ):
         device_of(world, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         if not world.is_main:

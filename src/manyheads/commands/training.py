@@ -154,7 +154,10 @@ def train(
             from manyheads.lab.dry_run import measure
 
             if world.is_main:
-                write(measure(run, place).text())
+                plan = measure(run, place)
+                for note in plan.notes:
+                    say(note)
+                write(plan.text())
             return
         train_run(run, folder, place, world, fresh=fresh)
         if world.is_main:

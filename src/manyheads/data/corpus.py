@@ -62,6 +62,7 @@ class SplitData(Generic[Files]):
         """The data of a split."""
         index = read_index(self.folder)
         if index is not None and split in index.splits:
+            index.check_kind(self)
             return index.part(split)
         files, is_held_out = self.locate(split)
         part = self._read(files)

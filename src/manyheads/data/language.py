@@ -140,6 +140,8 @@ class TextData(SplitData[list[Path]]):
 
     def read(self, split: str) -> Texts:
         texts: Texts = super().read(split)
+        if texts.notes:  # prepared data
+            return texts
         count = len(texts.documents)
         documents_note = f"{count:,} documents, " if count > 1 else ""
         note = f"{texts.name}: {documents_note}{texts.characters:,} characters"

@@ -9,7 +9,7 @@ and test pairs stay text, since translations are compared with it.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
@@ -17,20 +17,22 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+from jaxtyping import Int
 
 from manyheads.data.batching import Batches, Ragged, Rows, TooLong, digest_of
-from manyheads.data.corpus import held_out_rows
-from manyheads.data.files import is_table
+from manyheads.data.corpus import SplitItems, held_out_rows
+from manyheads.data.files import find_file, is_table
 from manyheads.data.language import (
     Counts,
     EncodedText,
     Line,
+    Lines,
     TextData,
     Texts,
     divide,
     join_blocks,
 )
-from manyheads.data.shards import FORMAT, Column, Facts, Job, Mapped, open_shard
+from manyheads.data.shards import FORMAT, Arrays, Column, Facts, Job, damaged, read_shard
 from manyheads.data.translation import Batch, Corpus, EncodedPairs, FilesData, Frame
 from manyheads.errors import DataError, UserError
 from manyheads.fileio import check_sum_of, read_json, replace_file
@@ -40,6 +42,7 @@ INDEX, TOKENIZER = "index.json", "tokenizer.json"
 SHARD = 1 << 24  # characters of a shard
 SAMPLE = 1 << 27  # characters that a tokenizer is trained on, evenly spaced
 GROUP = 1 << 20  # pairs that are sorted by length together
+MAPPED = 32  # shards of a split that a process maps at once: they count as its memory
 
 
 # --- read ---
@@ -56,16 +59,23 @@ class Index:
     target_tokens: dict[str, Any] | None
     ends: bool
     tokenizer: str  # its checksum
-    splits: dict[str, list[str]]  # checksums of shards
+    splits: dict[str, list[Facts]]  # the facts of each shard
     request: dict[str, Any]  # the settings of the command
+
+    def check_kind(self, data: Any) -> None:
+        """Refuse data that the settings read as data of another kind."""
+        if self.data["kind"] != data.kind:
+            raise UserError(
+                f"{self.folder} was prepared for task={self.task}: choose other data, or a run of "
+                "that task"
+            )
 
     def part(self, split: str) -> Any:
         """The data of a split, in place of what is read from text files."""
         shards = Shards(self, split)
         if self.data["kind"] == FilesData.kind:
-            return PreparedCorpus([], [], name=shards.name, notes=shards.notes, shards=shards)
-        lines = self.data["lines"]
-        return PreparedTexts([], lines, name=shards.name, notes=shards.notes, shards=shards)
+            return PreparedCorpus(shards)
+        return PreparedTexts(shards, self.data["lines"])
 
 
 def read_index(folder: str) -> Index | None:
@@ -73,38 +83,56 @@ def read_index(folder: str) -> Index | None:
     path = Path(folder) / INDEX
     if not folder or not path.is_file() or b'"prepared"' not in path.read_bytes():
         return None
-    table = read_json(path, "prepare the data again")
-    if table.pop("prepared") != FORMAT:
-        raise DataError(f"{path} is of another release: prepare the data again")
-    return Index(Path(folder), **table)
+    fix = f"delete {folder} and prepare the data again"
+    table = read_json(path, fix)
+    if table.pop("prepared", FORMAT) != FORMAT:
+        raise DataError(f"{path} is of another release: {fix}")
+    try:
+        splits = table.pop("splits").items()
+        table["splits"] = {name: [Facts(**facts) for facts in shards] for name, shards in splits}
+        return Index(Path(folder), **table)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} is no index of prepared data ({error}): {fix}") from None
 
 
 class Shards:
-    """The shards of a split."""
+    """The shards of a split; `arrays(n)` are those of the n-th, mapped."""
 
     def __init__(self, index: Index, split: str) -> None:
         self.index, self.name = index, f"{index.folder} ({split})"
         if check_sum_of(index.folder / TOKENIZER) != index.tokenizer:
-            raise DataError(f"{index.folder / TOKENIZER} has changed: prepare the data again")
-        checksums = index.splits[split]
-        self.paths = [shard_path(index.folder, split, n) for n in range(len(checksums))]
-        self.digest = digest_of(prefix=" ".join(checksums))
-        self.facts: list[Facts] = [open_shard(path)[1] for path in self.paths]
-        for path, facts, expected in zip(self.paths, self.facts, checksums, strict=True):
-            if facts["checksum"] != expected:
-                raise DataError(f"{path} is not the shard of {INDEX}: prepare the data again")
+            raise DataError(
+                f"{index.folder / TOKENIZER} has changed: restore it, or delete {index.folder} "
+                "and prepare the data again"
+            )
+        self.facts = index.splits[split]
+        self.paths = [shard_path(index.folder, split, n) for n in range(len(self.facts))]
+        self.digest = digest_of(prefix=" ".join(facts.checksum for facts in self.facts))
+        for path, facts in zip(self.paths, self.facts, strict=True):
+            if read_shard(path)[1] != facts:
+                raise damaged(path, f"not the shard of {INDEX}")
+        self.arrays = lru_cache(MAPPED)(self._map)
+
+    def _map(self, number: int) -> Arrays:
+        return read_shard(self.paths[number])[0]
 
     def sum(self, name: str) -> int:
-        return sum(facts[name] for facts in self.facts)
+        return sum(getattr(facts, name) for facts in self.facts)
 
     @property
     def notes(self) -> tuple[str, ...]:
         size = f"{self.sum('rows'):,} rows, {self.sum('characters'):,} characters"
         return (f"{self.name}: {len(self.paths):,} shards, {size}",)
 
-    def tokens(self, column: str) -> Mapped:
-        counts = [facts["tokens"][column] for facts in self.facts]
-        return Mapped(self.paths, f"{column}.tokens", counts)
+    def tokens(self, column: str, vocab_size: int) -> "Mapped":
+        counts = [facts.tokens[column] for facts in self.facts]
+        return Mapped(self, f"{column}.tokens", counts, [vocab_size] * len(counts))
+
+    def starts(self, column: str) -> "Mapped":
+        """Where the rows of each shard begin in its tokens, and where the last one ends."""
+        counts = [facts.rows + 1 for facts in self.facts]
+        limits = [facts.tokens[column] + 1 for facts in self.facts]
+        return Mapped(self, f"{column}.starts", counts, limits)
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self.index.folder / TOKENIZER)
@@ -117,11 +145,60 @@ class Shards:
             )
 
 
-@dataclass(frozen=True)
-class PreparedTexts(Texts):
+class Mapped:
+    """An array in parts, one in each shard, read by positions as if it were one.
+
+    A value that is not below the limit of its shard is damage.
+    """
+
+    def __init__(
+        self, shards: Shards, name: str, counts: Sequence[int], limits: Sequence[int]
+    ) -> None:
+        self.shards, self.name, self.limits = shards, name, limits
+        self.edges: Int[np.ndarray, " n1"] = np.cumsum([0, *counts])
+
+    def __len__(self) -> int:
+        return int(self.edges[-1])
+
+    def __getitem__(self, index: slice | np.ndarray) -> np.ndarray:
+        positions = np.arange(*index.indices(len(self))) if isinstance(index, slice) else index
+        shard = self.edges.searchsorted(positions, "right") - 1
+        values = np.empty(positions.shape, np.int64)
+        for number in np.unique(shard):
+            here = shard == number
+            part = self.shards.arrays(int(number))[self.name]
+            values[here] = part[positions[here] - self.edges[number]]
+            if (largest := values[here].max()) >= self.limits[number]:
+                raise damaged(self.shards.paths[number], f"{self.name} has {largest}")
+        return values
+
+
+class Tokenised(SplitItems):
+    """A split of which there are only tokens; whatever reads its texts is refused."""
+
+    shards: Shards
+
+    def __init__(self, shards: Shards, **named: Any) -> None:
+        vars(self).update(shards=shards, name=shards.name, notes=shards.notes, **named)
+
+    def _refuse(self) -> Any:
+        raise UserError(
+            f"{self.shards.name} has tokens only, and this reads the text: set data.folder to the "
+            "corpus that was prepared"
+        )
+
+    def items(self) -> Iterable[Any]:
+        """None: shards are not searched for what two splits share."""
+        return ()
+
+
+class PreparedTexts(Tokenised, Texts):
     """A split of running text or sentences that is tokenised already."""
 
-    shards: Any = None
+    documents = property(Tokenised._refuse)
+
+    def __init__(self, shards: Shards, lines: Lines) -> None:
+        super().__init__(shards, lines=lines)
 
     @property
     def amount(self) -> int:
@@ -148,23 +225,23 @@ class PreparedTexts(Texts):
         if ends != self.shards.index.ends:
             raise UserError(f"{self.name} was prepared for another task: use the text itself")
         self.shards.check_tokenizer(tokenizer)
-        return PreparedStream(self.shards)
+        return PreparedStream(self.shards, tokenizer.vocab_size)
 
 
 class PreparedStream(EncodedText):
     """A text as one stream of tokens on disk."""
 
-    def __init__(self, shards: Shards) -> None:
+    def __init__(self, shards: Shards, vocab_size: int) -> None:
         self.name, self.shards = shards.name, shards
-        self.flat: Any = shards.tokens("text")
-        self.before = np.cumsum([0, *(facts["documents"] for facts in shards.facts)])
+        self.flat: Any = shards.tokens("text", vocab_size)
+        self.before = np.cumsum([0, *(facts.documents for facts in shards.facts)])
 
     def document_of(self, positions: np.ndarray) -> np.ndarray:
         shard = self.flat.edges.searchsorted(positions, "right") - 1
         numbers = np.empty(positions.shape, np.int64)
         for number in np.unique(shard):
             here = shard == number
-            starts = open_shard(self.shards.paths[number])[0]["documents"]
+            starts = self.shards.arrays(int(number))["documents"]
             local = positions[here] - self.flat.edges[number]
             numbers[here] = self.before[number] + starts.searchsorted(local, "right") - 1
         return numbers
@@ -173,11 +250,10 @@ class PreparedStream(EncodedText):
         return self.shards.digest
 
 
-@dataclass(frozen=True)
-class PreparedCorpus(Corpus):
+class PreparedCorpus(Tokenised, Corpus):
     """Sentence pairs that are tokenised already."""
 
-    shards: Any = None
+    sources = targets = property(Tokenised._refuse)
 
     @property
     def amount(self) -> int:
@@ -187,32 +263,38 @@ class PreparedCorpus(Corpus):
         self, tokenizer: Tokenizer, max_length: int, too_long: TooLong, frame: Frame
     ) -> EncodedPairs:
         self.shards.check_tokenizer(tokenizer)
-        return PreparedPairs(self.shards, max_length, too_long, frame)
+        sizes = (tokenizer.vocab_size, tokenizer.target.vocab_size)
+        return PreparedPairs(self.shards, sizes, max_length, too_long, frame)
 
 
 class PreparedPairs(EncodedPairs):
     """Sentence pairs as token ids on disk."""
 
-    def __init__(self, shards: Shards, max_length: int, too_long: TooLong, frame: Frame) -> None:
+    def __init__(
+        self,
+        shards: Shards,
+        vocab_sizes: tuple[int, int],
+        max_length: int,
+        too_long: TooLong,
+        frame: Frame,
+    ) -> None:
         self.shards, self.limit, self.too_long, self.frame = shards, max_length, too_long, frame
-        counts = [facts["rows"] for facts in shards.facts]
-        self.edges = np.cumsum([0, *counts])
+        self.edges = np.cumsum([0, *(facts.rows for facts in shards.facts)])
         self.numbers = range(1, int(self.edges[-1]) + 1)  # type: ignore[assignment]
         self.kept, self.notes = [], []
-        longest = max(facts["longest"] for facts in shards.facts)
+        longest = max((facts.longest for facts in shards.facts), default=0)
         if longest > max_length and too_long == "refuse":
             raise DataError(
                 f"{shards.name}: a pair has {longest} tokens, more than model.max_length="
                 f"{max_length}: raise it, or set train.too_long=skip or train.too_long=truncate"
             )
-        starts = [count + 1 for count in counts]
+        if longest > max_length:
+            action = "left out" if too_long == "skip" else "truncated"
+            self.notes.append(f"{shards.name}: pairs of over {max_length} tokens are {action}")
         self.sides = [
-            (shards.tokens(side), Mapped(shards.paths, f"{side}.starts", starts))
-            for side in ("source", "target")
+            (shards.tokens(side, size), shards.starts(side))
+            for side, size in zip(("source", "target"), vocab_sizes, strict=True)
         ]
-
-    def add_bpe_dropout(self, *arguments: Any) -> None:
-        raise UserError("train.bpe_dropout_copies needs the text itself: leave out prepared data")
 
     def digest(self) -> str:
         return self.shards.digest
@@ -248,8 +330,10 @@ class PreparedPairs(EncodedPairs):
         tokens, starts = side
         shard = self.edges.searchsorted(rows, "right") - 1
         at = rows + shard  # a shard of n rows has n + 1 starts
-        local = starts[at]
-        return local + tokens.edges[shard], starts[at + 1] - local
+        local, lengths = starts[at], starts[at + 1] - starts[at]
+        if (lengths < 1).any():
+            raise damaged(self.shards.paths[shard[lengths.argmin()]], f"{starts.name} decreases")
+        return local + tokens.edges[shard], lengths
 
     def batch(self, rows: Rows) -> Batch:
         sides = [self._rows(side, rows) for side in self.sides]
@@ -322,7 +406,7 @@ class Source(Generic[Data]):
 
     def files(self) -> list[Path]:
         files = [path for split in self.data.splits() for path in self.data.locate(split)[0]]
-        return list(dict.fromkeys(files))
+        return [find_file(path) for path in dict.fromkeys(files)]
 
 
 class TextSource(Source[TextData]):

@@ -12,28 +12,37 @@ import threading
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from jaxtyping import Int
 from safetensors.numpy import save
 
 from manyheads.errors import DataError, UserError
 from manyheads.fileio import replace_file
 from manyheads.tokenizer.tokenizer import Tokenizer
 
-HEADER, FORMAT = "manyheads", 1
+HEADER, FORMAT = "manyheads", 2
 CALL = 1 << 21  # characters in one call of the tokenizer, which keeps hundreds of bytes a token
-MAPPED = 32  # shards that a process maps at once: they count as its memory
 DTYPES = {"U16": np.uint16, "U32": np.uint32}
 Arrays = dict[str, np.ndarray]
-Facts = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The sizes of a shard, in its header and in the index; `tokens` has those of each column."""
+
+    rows: int
+    documents: int
+    characters: int
+    bytes: int
+    words: int
+    longest: int
+    tokens: dict[str, int]
+    checksum: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,53 +81,48 @@ class Job:
     columns: dict[str, Column]
     documents: list[int] = field(default_factory=list)
 
-    def write(self, tokenizer: Tokenizer) -> None:
+    def write(self, tokenizer: Tokenizer) -> Facts:
         if self.path.exists():  # complete, by a preparation that was killed
-            return
+            return read_shard(self.path)[1]
         arrays: Arrays = {}
         for name, column in self.columns.items():
             side = tokenizer.target if name == "target" else tokenizer
             arrays[f"{name}.tokens"], arrays[f"{name}.starts"] = column.encode(side)
         first = next(iter(self.columns))
         texts = self.columns[first].texts
-        facts = {
-            "rows": len(texts),
-            "characters": sum(map(len, texts)),
-            "bytes": sum(len(text.encode()) for text in texts),
-            "words": sum(len(text.split()) for text in texts),
-            "tokens": {name: len(arrays[f"{name}.tokens"]) for name in self.columns},
-            "longest": max(int(np.diff(arrays[f"{n}.starts"]).max()) for n in self.columns),
-            "documents": len(self.documents),
-        }
+        facts = Facts(
+            rows=len(texts),
+            documents=len(self.documents),
+            characters=sum(map(len, texts)),
+            bytes=sum(len(text.encode()) for text in texts),
+            words=sum(len(text.split()) for text in texts),
+            longest=max(int(np.diff(arrays[f"{n}.starts"]).max()) for n in self.columns),
+            tokens={name: len(arrays[f"{name}.tokens"]) for name in self.columns},
+        )
         arrays["documents"] = arrays[f"{first}.starts"][self.documents]
-        facts["format"] = FORMAT
-        facts["checksum"] = checksum(arrays, facts)
-        header = {HEADER: json.dumps(facts)}  # one key: several would be written in any order
+        facts = replace(facts, checksum=checksum(arrays, facts))
+        header = {HEADER: json.dumps(asdict(facts))}  # one key: several are in any order
         # `save_file` would leave a temporary file of its own if it was killed.
         content = save(arrays, header)
         replace_file(self.path, lambda partial: partial.write_bytes(content))
+        return facts
 
 
-def write_shards(jobs: Iterable[Job], tokenizer_path: Path, workers: int) -> Iterator[Job]:
-    """Write shards in worker processes, and return each job in order once it is done."""
+def write_shards(jobs: Iterable[Job], tokenizer_path: Path, workers: int) -> Iterator[Facts]:
+    """Write shards in worker processes; yields the facts of each in order once it is done."""
     if workers == 1:
         tokenizer = Tokenizer.load(tokenizer_path)
-        for job in jobs:
-            job.write(tokenizer)
-            yield job
+        yield from (job.write(tokenizer) for job in jobs)
         return
-    context, pending = multiprocessing.get_context("spawn"), deque[tuple[Job, Future[None]]]()
+    context, pending = multiprocessing.get_context("spawn"), deque[Future[Facts]]()
     try:
         with ProcessPoolExecutor(workers, context, _start_worker, (tokenizer_path,)) as pool:
             for job in jobs:
-                pending.append((job, pool.submit(_write, job)))
+                pending.append(pool.submit(_write, job))
                 if len(pending) > workers + 1:  # one more, so that no worker waits
-                    done, future = pending.popleft()
-                    future.result()
-                    yield done
-            for done, future in pending:
-                future.result()
-                yield done
+                    yield pending.popleft().result()
+            for future in pending:
+                yield future.result()
     except BrokenProcessPool:
         raise UserError(
             "a worker process was killed, perhaps for lack of memory: run the same command with "
@@ -142,30 +146,26 @@ def _start_worker(tokenizer_path: Path) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _write(job: Job) -> None:
-    job.write(_TOKENIZER[0])
+def _write(job: Job) -> Facts:
+    return job.write(_TOKENIZER[0])
 
 
 def checksum(arrays: Arrays, facts: Facts) -> str:
     """CRC-32 over facts and, of each array, name, type and bytes."""
-    facts = {name: value for name, value in facts.items() if name != "checksum"}
-    total = zlib.crc32(json.dumps(facts).encode())
+    total = zlib.crc32(json.dumps([FORMAT, asdict(replace(facts, checksum=""))]).encode())
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
         total = zlib.crc32(array.data, zlib.crc32(f"{name} {array.dtype}".encode(), total))
     return f"{total:08x}"
 
 
-@lru_cache(MAPPED)
-def open_shard(path: Path) -> tuple[Arrays, Facts]:
+def read_shard(path: Path) -> tuple[Arrays, Facts]:
     """The arrays of a shard, mapped, and its facts; a damaged or foreign file is DataError."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(min(size, 1 << 20)))
-        facts: Facts = json.loads(header.pop("__metadata__")[HEADER])
-        if facts["format"] != FORMAT:
-            raise ValueError(f"format {facts['format']}")
+        facts = Facts(**json.loads(header.pop("__metadata__")[HEADER]))
         arrays: Arrays = {}
         for name, about in header.items():
             begin, end = about["data_offsets"]
@@ -175,39 +175,27 @@ def open_shard(path: Path) -> tuple[Arrays, Facts]:
             arrays[name] = np.empty(0, dtype)  # which cannot be mapped
             if count:
                 arrays[name] = np.memmap(path, dtype, "r", 8 + size + begin, (count,))
-        lengths = {"documents": facts["documents"]}
-        for name, count in facts["tokens"].items():
-            lengths |= {f"{name}.tokens": count, f"{name}.starts": facts["rows"] + 1}
+        lengths = {"documents": facts.documents}
+        for name, count in facts.tokens.items():
+            lengths |= {f"{name}.tokens": count, f"{name}.starts": facts.rows + 1}
         if lengths != {name: len(array) for name, array in arrays.items()}:
             raise ValueError("its arrays do not have the lengths of its header")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise DataError(f"{path} is not a complete shard of prepared data ({error})") from None
+    except (
+        *(OSError, ValueError, LookupError, TypeError, AttributeError),
+        *(OverflowError, RecursionError),
+    ) as error:
+        raise damaged(path, f"not a complete shard: {error}") from None
     return arrays, facts
 
 
 def verify(path: Path) -> None:
     """Read a shard completely, and refuse one that does not match its checksum."""
-    arrays, facts = open_shard(path)
-    if checksum(arrays, facts) != facts["checksum"]:
-        raise DataError(f"{path} is damaged: its bytes do not match its checksum")
+    arrays, facts = read_shard(path)
+    if checksum(arrays, facts) != facts.checksum:
+        raise damaged(path, "its bytes do not match its checksum")
 
 
-class Mapped:
-    """An array in parts, one in each shard, read by positions as if it were one."""
-
-    def __init__(self, paths: list[Path], name: str, counts: Sequence[int]) -> None:
-        self.paths, self.name = paths, name
-        self.edges: Int[np.ndarray, " n1"] = np.cumsum([0, *counts])
-
-    def __len__(self) -> int:
-        return int(self.edges[-1])
-
-    def __getitem__(self, index: slice | np.ndarray) -> np.ndarray:
-        positions = np.arange(*index.indices(len(self))) if isinstance(index, slice) else index
-        shard = self.edges.searchsorted(positions, "right") - 1
-        values = np.empty(positions.shape, np.int64)
-        for number in np.unique(shard):
-            here = shard == number
-            part = open_shard(self.paths[number])[0][self.name]
-            values[here] = part[positions[here] - self.edges[number]]
-        return values
+def damaged(path: Path, reason: str) -> DataError:
+    return DataError(
+        f"{path} is damaged ({reason}): delete {path.parent.parent} and prepare the data again"
+    )

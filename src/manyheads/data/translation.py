@@ -7,11 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.config import Between, nearest
+from manyheads.data.alignment import read_alignment, token_links
 from manyheads.data.batching import (
     Batches,
     Ragged,
@@ -67,7 +68,10 @@ class Corpus(SplitItems):
         """The pairs for training, or those held out for validation."""
         rows = hold_out(len(self.sources), valid_fraction, seed=0)[split == "valid"]
         which = "held-out pairs" if split == "valid" else "without held-out pairs"
-        return replace(select_rows(self, rows), name=f"{self.name} ({which})")
+        notes = self.notes
+        if split == "valid":
+            notes = (*notes, f"{len(rows):,} of them held out for validation")
+        return replace(select_rows(self, rows), name=f"{self.name} ({which})", notes=notes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,12 +117,15 @@ class FilesData(SplitData[tuple[Path, Path]]):
     test: Annotated[str, "Test table"] = ""
     source_column: Annotated[str, "Column of the source in a table, e.g. en"] = "source"
     target_column: Annotated[str, "Column of the target in a table, e.g. de"] = "target"
+    alignment: Annotated[str, "Word links of the training pairs (Pharaoh: i-j), in `folder`"] = ""
     valid_fraction: ValidFraction = 0.02
     empty_lines: Annotated[Literal["refuse", "skip"], "Pairs with an empty side"] = "refuse"
     kind: ClassVar[str] = "files"
 
     def __post_init__(self) -> None:
         tables = [name for name in ("train", "valid", "test") if getattr(self, name)]
+        if self.alignment and not self.source:
+            raise UserError("data.alignment needs data.source and data.target: set them")
         if self.source and tables:
             raise UserError(
                 f"data.{tables[0]} is a table, and data.source={self.source} a text of one side: "
@@ -143,7 +150,11 @@ class FilesData(SplitData[tuple[Path, Path]]):
         notes = [f"{name}: {len(sources):,} pairs"]
         if skipped := len(table) - len(pairs):
             notes.append(f"{skipped:,} pairs with an empty side were skipped")
-        return Corpus(sources, targets, notes=tuple(notes), name=name, rows=numbers)
+        aligned = None
+        if self.alignment and files == self._find("train"):
+            path = check_folder(self.folder) / self.alignment
+            aligned = read_alignment(path, numbers, sources, targets)
+        return Corpus(sources, targets, aligned, tuple(notes), name, numbers)
 
     def stream(self, files: tuple[Path, Path]) -> Iterator[tuple[int, list[str] | None]]:
         """The number of each row, from 1, and both sides; None if it is skipped."""
@@ -230,6 +241,7 @@ class Batch:
     loss_mask: Bool[Tensor, "b t"]
     source_tokens: int
     target_tokens: int
+    links: Float[Tensor, "b t s"] | None = None  # 1: tokens of linked words (guided alignment)
 
     @staticmethod
     def of(sources: Ragged, targets: Ragged, rows: Rows, start: int, pad: int) -> "Batch":
@@ -255,7 +267,12 @@ class Batch:
         The added rows have no predictions, and one key each: attention over no key is undefined.
         """
         missing = rows - len(self.source)
-        larger = map_tensors(self, lambda x: F.pad(x, (0, -x.shape[1] % multiple, 0, missing)))
+
+        def pad(x: Tensor) -> Tensor:
+            sides = [side for n in reversed(x.shape[1:]) for side in (0, -n % multiple)]
+            return F.pad(x, (*sides, 0, missing))
+
+        larger = map_tensors(self, pad)
         larger.source_real[len(self.source) :, 0] = True
         return larger
 
@@ -307,6 +324,7 @@ class EncodedPairs:
         numbers = [row + 1 for row in corpus.rows or range(len(sources))]  # lines in the files
         self.kept, self.notes = fit_length(corpus.name, lengths, numbers, max_length, too_long)
         self.numbers = [numbers[row] for row in self.kept]
+        self.aligned: list[Pair] = []
         self.sources = Ragged.of([_truncate(sources[row], max_length) for row in self.kept])
         self.targets = Ragged.of([_truncate(targets[row], max_length) for row in self.kept])
 
@@ -331,10 +349,16 @@ class EncodedPairs:
         self.sources, self.targets = (Ragged.of(list(side)) for side in zip(*pairs, strict=True))
         self.numbers = self.numbers * (copies + 1)
 
+    def add_links(self, corpus: Corpus, tokenizer: Tokenizer) -> None:
+        """Guided alignment: batches have the links between tokens."""
+        pairs = corpus.aligned or []
+        self.aligned, self.tokenizer = [pairs[row] for row in self.kept], tokenizer
+
     def digest(self) -> str:
-        """A hash of all token sequences in their order."""
+        """A hash of all token sequences in their order, and of word links."""
         sources, targets = self.sources, self.targets
-        return digest_of(sources.starts, sources.flat, targets.starts, targets.flat)
+        links = [np.array(sorted(pair.alignment)) for pair in self.aligned]
+        return digest_of(sources.starts, sources.flat, targets.starts, targets.flat, *links)
 
     @property
     def lengths(self) -> Int[np.ndarray, " rows"]:
@@ -346,7 +370,14 @@ class EncodedPairs:
         return Batches(self.lengths, budget, seed)
 
     def batch(self, rows: Rows) -> Batch:
-        return Batch.of(self.sources, self.targets, rows, self.frame.start, self.frame.pad)
+        batch = Batch.of(self.sources, self.targets, rows, self.frame.start, self.frame.pad)
+        if not self.aligned:
+            return batch
+        first = len(self.frame.source([])) - 1  # after the source's start token
+        height, width = batch.target.shape[1] - 1, batch.source.shape[1] - 1  # without the ends
+        links = [token_links(self.tokenizer, self.aligned[row]) for row in rows]
+        padded = [F.pad(x, (first, width - first - x.shape[1], 0, height - len(x))) for x in links]
+        return replace(batch, links=F.pad(torch.stack(padded), (0, 1, 0, 1)))
 
 
 def _truncate(ids: list[int], limit: int) -> list[int]:

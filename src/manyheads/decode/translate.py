@@ -156,6 +156,7 @@ class Translator(BaseTranslator, ModelDecoder):
     tokenizer: Tokenizer
     decode: Decode
     graphs: GraphCache = field(default_factory=GraphCache, compare=False, repr=False)
+    is_guided: bool = False  # a head was trained on word links
 
     @property
     def max_length(self) -> int:

@@ -5,7 +5,6 @@ the tokens of a target word, summed over those of a source word). With predicted
 links G, AER = 1 − 2 |A ∩ G| / (|A| + |G|).
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,16 +15,16 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.data.alignment import word_spans, words_of_tokens
 from manyheads.data.batching import Ragged, batches_by_length
 from manyheads.data.translation import Batch, Corpus, EncodedPairs
 from manyheads.decode.beam import Hypothesis
 from manyheads.decode.translate import Annotation, Translator
-from manyheads.models.capture import Maps, capture
+from manyheads.models.capture import Maps, alignment_layer, capture
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.phrasebook import Pair
 from manyheads.tokenizer.tokenizer import Tokenizer
 
-Spans = Sequence[tuple[int, int]]  # (start, end) in characters
 WordMap = Float[Tensor, "layers heads target_words source_words"]
 
 
@@ -44,17 +43,6 @@ class AlignmentError:
         """(layer, head), counted from 0."""
         layer, head = np.unravel_index(np.argmin(self.rates), np.shape(self.rates))
         return int(layer), int(head)
-
-
-def words_of_tokens(tokens: Spans, words: Spans) -> Float[Tensor, "words tokens"]:
-    """1 where a token belongs to a word: the one that it overlaps most; spaces belong to none."""
-    belongs = torch.zeros(len(words), len(tokens))
-    for column, (start, end) in enumerate(tokens):
-        overlaps = [min(end, word_end) - max(start, word_start) for word_start, word_end in words]
-        word = int(np.argmax(overlaps))
-        if overlaps[word] > 0:
-            belongs[word, column] = 1.0
-    return belongs
 
 
 @torch.no_grad()
@@ -104,11 +92,6 @@ def teacher_forced(model: EncoderDecoder, batch: Batch) -> tuple[Maps, Float[Ten
     return maps, log_probs
 
 
-def word_spans(text: str) -> list[tuple[int, int]]:
-    """The words between spaces, as start and end in characters."""
-    return [match.span() for match in re.finditer(r"\S+", text)]
-
-
 @torch.no_grad()
 def annotate(
     translator: Translator,
@@ -119,8 +102,8 @@ def annotate(
 ) -> list[Annotation]:
     """log P of each token of some translations, and optionally links between words.
 
-    Links come from the mean head of the last cross-attention layer but one (Garg et al. 2019), in a
-    teacher-forced pass.
+    Links come from a teacher-forced pass: from the head that guided alignment trained, otherwise
+    from the mean of the heads of its layer.
     """
     model, tokenizer = translator.model.eval(), translator.tokenizer
     special = translator.special_tokens
@@ -134,8 +117,8 @@ def annotate(
         maps, log_probs = teacher_forced(model, batch)
         weights = log_probs
         if alignment:
-            layers = maps.all("cross")
-            weights = layers[max(0, len(layers) - 2)].float().mean(1).cpu()
+            heads = slice(0, 1 if translator.is_guided else None)
+            weights = alignment_layer(maps["cross"])[:, heads].float().mean(1).cpu()
         for index, row in enumerate(rows.tolist()):
             tokens, sentence = hypotheses[row].tokens, sentences[row]
             ends = [len(tokenizer.decode(tokens[:end])) for end in range(len(tokens) + 1)]

@@ -435,6 +435,7 @@ class Ctranslate2Translator(Ctranslate2Decoder, BaseTranslator):
     twin: Seq2Seq
     exact: bool = True
     use_vmap: bool = False
+    is_guided: bool = False
 
     @property
     def max_length(self) -> int:
@@ -445,7 +446,7 @@ class Ctranslate2Translator(Ctranslate2Decoder, BaseTranslator):
 
     @property
     def _ours(self) -> Translator:
-        return Translator(self.twin, self.tokenizer, self.decode)
+        return Translator(self.twin, self.tokenizer, self.decode, is_guided=self.is_guided)
 
     def search(
         self,

@@ -403,6 +403,23 @@ QWEN2 = LLAMA.derive(
     architectures={"Qwen2ForCausalLM": {}},
 )
 
+QWEN3 = LLAMA.derive(
+    kind="qwen3",
+    fields={
+        "num_key_value_heads": Field("kv_heads", 32),
+        "head_dim": Field("head_dim", 128),
+        "max_position_embeddings": Field("max_length", 32_768),
+        "mlp_bias": REMOVED,
+    },
+    only={"use_sliding_window": (False,)},
+    fixed={"bias": False, "qk_norm": True},
+    architectures={"Qwen3ForCausalLM": {}},
+    tensors={
+        "attention.query_norm": "self_attn.q_norm",
+        "attention.key_norm": "self_attn.k_norm",
+    },
+)
+
 STARCODER2 = MISTRAL.derive(
     kind="starcoder2",
     fields={
@@ -762,7 +779,7 @@ VIT = Family(
 # In the order in which they are tried for a model of ours.
 FAMILIES = [
     *(BERT, ROBERTA, DISTILBERT, ELECTRA),
-    *(GPT2, LLAMA, MISTRAL, QWEN2, STARCODER2),
+    *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, STARCODER2),
     *(T5, BART, MARIAN, PEGASUS),
     VIT,
 ]

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -137,7 +138,7 @@ def compare_runs(
 
 
 def table_of(rows: list[dict[str, Any]], title: str) -> Table:
-    """One line a run, one column a score."""
+    """One line a run, one column a score; then the mean of the seeds, if there are several."""
     table = Table(title=title)
     known = [*SHOWN, *(metric.name for metric in METRICS)]
     columns = [name for name in known if any(name in row for row in rows)]
@@ -149,7 +150,23 @@ def table_of(rows: list[dict[str, Any]], title: str) -> Table:
         numbers = [f"{row[name]:.3f}" if name in row else "" for name in columns]
         about = [f"{row[size]:,}" for size in ("parameters", *sizes)]
         table.add_row(row["settings"], *about, *numbers)
+    table.add_section()
+    for name, members in by_seed(rows).items():
+        if len(members) > 1:
+            scores = [[row[column] for row in members if column in row] for column in columns]
+            numbers = [f"{mean(x):.3f} ± {stdev(x):.3f}" if len(x) > 1 else "" for x in scores]
+            title = f"{name} mean ± SD of {len(members)} seeds".lstrip()
+            table.add_row(title, *[""] * (1 + len(sizes)), *numbers)
     return table
+
+
+def by_seed(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Rows that differ only in the seed, by their other settings."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        others = [text for text in row["settings"].split() if not text.startswith("seed=")]
+        groups.setdefault(" ".join(others), []).append(row)
+    return groups
 
 
 def validation_curve(folder: Path) -> list[tuple[int, float]]:

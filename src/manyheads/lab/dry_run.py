@@ -23,6 +23,7 @@ class Plan:
     run: Run
     seconds: float
     rows: dict[str, str]
+    notes: list[str]  # remarks on the data and the settings, as training reports them
 
     def text(self) -> str:
         return "".join(f"{name:<15}  {value}\n" for name, value in self.rows.items())
@@ -63,7 +64,7 @@ def measure(run: Run, device: torch.device) -> Plan:
         "time": f"about {report_time(seconds)} without validation",
         "memory": memory,
     }
-    return Plan(run, seconds, rows)
+    return Plan(run, seconds, rows, trainer.task.notes)
 
 
 def _now(device: torch.device) -> float:

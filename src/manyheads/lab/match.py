@@ -27,7 +27,7 @@ def check_match(by: str | None, plans: Mapping[str, Run]) -> None:
     for run in plans.values():
         if by != "parameters" and run.train.epochs is not None:
             raise UserError(
-                f"--match {by} changes train.steps: add train.epochs=none train.steps=N"
+                f"--match {by} changes train.steps: set train.steps=N, not train.epochs"
             )
 
 

@@ -1,9 +1,9 @@
 """Attention maps of any model, also with fused attention, which never computes them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,13 @@ from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
 from manyheads.nn.shapes import Weights
 
+T = TypeVar("T")
 Kind = Literal["self", "cross"]
 Attention = SelfAttention | CrossAttention | LuongAttention
 
 
 @dataclass
-class Maps:
+class Maps(Mapping[Kind, list[Weights]]):
     """The captured weights: by stack (encoder, decoder), kind (self, cross) and layer."""
 
     by_layer: dict[tuple[str, Kind, int], list[Tensor]] = field(default_factory=dict)
@@ -42,6 +43,12 @@ class Maps:
     def __getitem__(self, kind: Kind) -> list[Weights]:
         return self.all(kind)
 
+    def __iter__(self) -> Iterator[Kind]:
+        return iter(sorted({kind for (_, kind, _), maps in self.by_layer.items() if maps}))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)  # a list would ask for the length first
+
 
 class _Recorder(nn.Module):
     """An attention implementation that also records the weights of another."""
@@ -52,9 +59,12 @@ class _Recorder(nn.Module):
         captured: list[Tensor],
         rows: Sequence[int] | None,
         heads: Sequence[int] | None,
+        *,
+        has_gradient: bool = False,
     ) -> None:
         super().__init__()
         self.core, self.captured, self.rows, self.heads = core, captured, rows, heads
+        self.has_gradient = has_gradient
 
     def check(self, score: Score, position: Position) -> None:
         self.core.check(score, position)
@@ -66,13 +76,13 @@ class _Recorder(nn.Module):
             queries = mask.query_positions[:, rows]
             mask = AttentionMask(mask.rule, queries, mask.key_positions, mask.padding_mask)
             inputs = replace(inputs, q=inputs.q[:, :, rows], mask=mask)
-        weights = self.core.weights(inputs).detach()
+        weights = self.core.weights(inputs)
         if self.heads is None:
             return weights
         return weights[:, _checked("heads", self.heads, inputs.q.shape[1])]
 
     def forward(self, inputs: AttentionInputs) -> Tensor:
-        with torch.no_grad():
+        with torch.set_grad_enabled(self.has_gradient and torch.is_grad_enabled()):
             self.captured.append(self.weights(inputs))
         return self.core(inputs)
 
@@ -104,6 +114,29 @@ def capture(
     finally:
         for attention, core in swapped:
             _swap(attention, core)
+
+
+def alignment_layer(layers: Sequence[T]) -> T:
+    """The layer of cross-attention that word links come from: the last but one.
+
+    Guided alignment trains its first head (Garg et al. 2019).
+    """
+    return layers[max(0, len(layers) - 2)]
+
+
+@contextmanager
+def alignment_weights(model: nn.Module) -> Iterator[list[Weights]]:
+    """Record the weights of the alignment layer, with their gradient."""
+    crosses = [part for _, _, part in attentions(model) if not isinstance(part, SelfAttention)]
+    if not crosses:
+        raise UserError("train.guided_alignment needs a model with cross-attention: remove it")
+    attention, recorded = alignment_layer(crosses), list[Tensor]()
+    core = attention.core
+    _swap(attention, _Recorder(core, recorded, None, None, has_gradient=True))
+    try:
+        yield recorded
+    finally:
+        _swap(attention, core)
 
 
 def _swap(attention: Attention, core: AttentionFunction) -> None:

@@ -28,7 +28,7 @@ class StackOverrides:
     layers: Annotated[Count | None, "Blocks; none: as the model"] = None
     heads: Annotated[Count | None, "Attention heads; none: as the model"] = None
     ffn_dim: Annotated[Count | None, "Feed-forward width; none: as the model"] = None
-    position: Annotated[PositionConfig | None, "Position scheme; none: as the model"] = None
+    position: Annotated[PositionConfig | None, "Position scheme; null: as the model"] = None
     attention: Annotated[
         AttentionFunctionConfig | None, "Attention implementation; none: as the model"
     ] = None

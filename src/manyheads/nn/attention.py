@@ -294,6 +294,7 @@ class AttentionConfig(AttentionSizes):
     bias: bool
     qkv_bias: bool
     qk_norm: bool = False
+    norm_eps: float = 1e-5
     score: ScoreConfig
     core: AttentionSettings
 
@@ -316,7 +317,8 @@ class AttentionConfig(AttentionSizes):
         """RMSNorm of the queries and keys of a head (Henry et al. 2020), or nothing."""
         if not self.qk_norm:
             return nn.Identity(), nn.Identity()
-        return nn.RMSNorm(self.head_dim, eps=1e-6), nn.RMSNorm(self.key_dim, eps=1e-6)
+        eps = self.norm_eps
+        return nn.RMSNorm(self.head_dim, eps=eps), nn.RMSNorm(self.key_dim, eps=eps)
 
 
 class SelfAttention(nn.Module):

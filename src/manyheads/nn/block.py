@@ -112,6 +112,7 @@ class Architecture:
             bias=bias,
             qkv_bias=bias if self.qkv_bias is None else self.qkv_bias,
             qk_norm=self.qk_norm,
+            norm_eps=self.norm.eps,
             dropout=self.attention_dropout,
             max_length=self.max_length,
             score=self.score,

@@ -42,7 +42,9 @@ class Finetune:
     """Settings of what is trained of a model that a run starts from."""
 
     freeze: Annotated[Patterns, "Frozen parameters, e.g. encoder.*"] = ()
-    lora: Annotated[Lora | None, "LoRA: train low-rank updates only"] = None
+    lora: Annotated[Lora | None, "LoRA: train low-rank updates only, e.g. finetune.lora.rank=8"] = (
+        None
+    )
 
 
 class LowRank(nn.Module):

@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 
 SUFFIX = ".toml"
 INIT = ("init", "start", "model")  # names of the setting; release 0.1 had the last two
+# Settings of `train` of which the second wins, unless only the first is set.
+ALTERNATIVES = (
+    ("steps", "epochs"),
+    ("warmup_steps", "warmup_ratio"),
+    ("batch_tokens", "batch_rows"),
+)
 
 
 def recipes() -> list[str]:
@@ -71,11 +77,17 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
         path = Path(str(resources.files(__name__) / f"{name}{SUFFIX}"))
     elif not path.is_file():
         raise UserError(f"there is no recipe '{name}': {nearest(name, recipes())}")
+    elif path.suffix != SUFFIX:
+        raise UserError(
+            f"{name} is not a recipe (a built-in name or a TOML file): for a text of your own, "
+            f"train language data.file={name}"
+        )
+    table = read_settings(path)
     try:
-        recipe = parse_run(read_settings(path))
+        recipe = parse_run(table)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    settings, init = _split_init(overrides, recipe.init)
+    settings, init = _split_init(_replace_alternatives(overrides), recipe.init)
     of_model = [setting for setting in settings if setting.startswith("model.")]
     rest = [setting for setting in settings if setting not in of_model]
     words = [value for name, _, value in (text.partition("=") for text in rest) if name == "model"]
@@ -89,12 +101,23 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
         run = override_all(recipe, settings)
     run = _with_prepared(run, settings)
     run = _keep_given(run, recipe, settings)
-    _check_settings(settings, run)
+    _check_settings(overrides, run)
     needs_tokens = not run.init and run.spec.reads_text
     if run.data is None or (run.tokens is None and needs_tokens):
         raise UserError("training needs data and tokens: leave out data=none and tokens=none")
     _check_sizes(run.model)
     return run
+
+
+def _replace_alternatives(settings: Sequence[str]) -> list[str]:
+    """The settings; train.steps also switches off the train.epochs of a recipe, and so on."""
+    names = {setting.partition("=")[0] for setting in settings}
+    off = [
+        f"train.{other}=none"
+        for name, other in ALTERNATIVES
+        if f"train.{name}" in names and f"train.{other}" not in names
+    ]
+    return [*settings, *off]
 
 
 def _split_init(overrides: Sequence[str], init: str) -> tuple[list[str], str]:
@@ -209,13 +232,9 @@ def _check_settings(settings: Sequence[str], run: Run) -> None:
         raise UserError("train.bpe_dropout needs train.bpe_dropout_copies > 1: try 8")
     if "train.batch_rows" in names and "translate" in run.spec.offers:
         raise UserError("train.batch_rows has no effect on pairs of texts: set train.batch_tokens")
-    for name, other in (
-        ("steps", "epochs"),
-        ("warmup_steps", "warmup_ratio"),
-        ("batch_tokens", "batch_rows"),
-    ):
+    for name, other in ALTERNATIVES:
         value = getattr(run.train, other)
         if f"train.{name}" in names and value is not None:
             raise UserError(
-                f"train.{name} has no effect next to train.{other}={value}: add train.{other}=none"
+                f"train.{name} has no effect next to train.{other}={value}: leave one of them out"
             )

@@ -1,1 +1,1 @@
-"""HTTP APIs of LibreTranslate, DeepL and OpenAI for a run, with dynamic batching."""
+"""HTTP APIs of LibreTranslate, DeepL and OpenAI for a run, with continuous batching."""

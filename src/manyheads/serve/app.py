@@ -20,7 +20,7 @@ from manyheads.serve import completions, encoders, translations
 from manyheads.serve.continuous import Completions
 from manyheads.serve.encoders import Encodings, ImageLabels
 from manyheads.serve.metrics import Metrics, metrics
-from manyheads.serve.requests import API_STYLE, refuse
+from manyheads.serve.requests import API_STYLE, refuse, wrong_path
 from manyheads.serve.scheduler import Bounds, Scheduler, Work
 from manyheads.serve.translations import Translations, languages_of
 from manyheads.web.app import listen
@@ -37,7 +37,8 @@ async def health(request: Request) -> Response:
 
 
 async def failed(request: Request, error: Exception) -> Response:
-    return refuse(request.url.path, error)
+    is_unknown = isinstance(error, HTTPException) and error.status_code == 404
+    return refuse(request.url.path, wrong_path(request) if is_unknown else error)
 
 
 def work_of(

@@ -50,8 +50,13 @@ def work_of_kind(request: Request, *kinds: type[W]) -> W:
     """The work that the server does, if it is of such a kind."""
     served: Any = request.app.state.scheduler.work
     if not isinstance(served, kinds):
-        raise Problem(404, f"this model is served at {served.paths}", "not_found")
+        raise wrong_path(request)
     return served
+
+
+def wrong_path(request: Request) -> Problem:
+    paths = request.app.state.scheduler.work.paths
+    return Problem(404, f"this model is served at {paths}", "not_found")
 
 
 def check_model(request: Request, fields: Fields) -> str:

@@ -19,6 +19,7 @@ from manyheads.data.batching import Shuffled, split
 from manyheads.data.files import join_names
 from manyheads.data.images import ImageData, ImageSet
 from manyheads.errors import DataError, UserError
+from manyheads.evaluate.labels import class_report
 from manyheads.evaluate.scores import Scores, add_plugin_metrics
 from manyheads.models.heads import Classify
 from manyheads.models.vit import Images, Vit, VitConfig
@@ -183,7 +184,9 @@ def class_probabilities(model: Vit, pixels: Pixels) -> list[dict[str, float]]:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def evaluate(loaded: LoadedModel, data: ImageData, split_name: str) -> Scores:
+def evaluate(
+    loaded: LoadedModel, data: ImageData, split_name: str, *, by_class: bool = False
+) -> Scores:
     """Accuracy and loss of a split, and its confusion matrix: true class by predicted class."""
     model, part = loaded.labeller(), data.read(split_name)
     check_size(model.config, part)
@@ -207,8 +210,10 @@ def evaluate(loaded: LoadedModel, data: ImageData, split_name: str) -> Scores:
     counts = cells.view(len(names), len(names)).tolist()
     scores["confusion"] = {"classes": list(names), "counts": counts}
     scores |= {"signature": signature, "split": split_name, "examples": len(labels)}
-    classes = [[names[index] for index in side.tolist()] for side in (predictions, labels)]
-    return add_plugin_metrics(scores, "images", *classes)
+    predicted, correct = ([names[index] for index in side] for side in (predictions, labels))
+    if by_class:
+        scores["classes"] = class_report(predicted, correct, names)
+    return add_plugin_metrics(scores, "images", predicted, correct)
 
 
 SPEC = TaskSpec(
@@ -223,7 +228,7 @@ SPEC = TaskSpec(
     probe=image_probe,
     finetune=lambda config, run: replace(config, head=Classify()),
     evaluate=evaluate,
-    scoring=("plot",),
+    scoring=("plot", "by_class"),
     offers=("label",),
     served_as="images",
 )

@@ -41,7 +41,7 @@ from manyheads.decode.generate import Generator
 from manyheads.decode.translate import Translator
 from manyheads.errors import DataError
 from manyheads.evaluate.alignment import alignment_error, teacher_forced
-from manyheads.fileio import write_text
+from manyheads.fileio import make_subfolder, write_text
 from manyheads.models.capture import capture, has_cross_attention
 from manyheads.models.gpt import Gpt
 from manyheads.phrasebook import Pair
@@ -92,7 +92,7 @@ class Probe:
 
     def resume(self, step: int) -> None:
         """Write the examples, and drop the probes after this step, as those of metrics.jsonl."""
-        self.folder.mkdir(exist_ok=True)
+        make_subfolder(self.folder)
         write_text(self.folder / SENTENCES, json.dumps(self.examples) + "\n")
         path = self.folder / PROBES
         lines = path.read_bytes().splitlines() if path.exists() and step else []
@@ -117,7 +117,7 @@ class Probe:
                 f"{path} could not be saved ({error}): free disk space and try again"
             ) from None
         if self.keeps_weights:
-            (self.folder / WEIGHTS).mkdir(exist_ok=True)
+            make_subfolder(self.folder / WEIGHTS)
             state = {name: tensor.half() for name, tensor in model.state_dict().items()}
             write_tensors(self.folder / WEIGHTS / f"{step}.safetensors", state, {"step": step})
 

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jaxtyping import Float
+from torch import Tensor
+
 from manyheads.data.batching import batches_by_length, split
 from manyheads.data.translation import (
     Batch,
@@ -31,7 +34,7 @@ from manyheads.evaluate.scores import (
     paired_scores,
     translation_scores,
 )
-from manyheads.models.capture import has_cross_attention
+from manyheads.models.capture import alignment_weights, has_cross_attention
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder, EncoderDecoderConfig
 from manyheads.nn.shapes import Hidden
 from manyheads.tasks.probes import translation_probe
@@ -48,6 +51,11 @@ VERB_FINAL = "The student thinks that your father will hide the picture."
 LANGUAGE = re.compile(r"[a-z]{2,3}([-_][a-z0-9]{2,8})?")
 NOT_LANGUAGES = ("txt", "raw", "tok", "ref", "src", "tgt", "out")
 MULTIPLE = 2  # of lengths on a GPU: few shapes to capture as CUDA graphs, and little padding
+# Two passes, other subwords, and blocks that are compiled or computed twice.
+EXCLUDED_BY_GUIDED = (
+    *("rdrop_alpha", "simcut_alpha", "bpe_dropout_copies"),
+    *("compile", "activation_checkpointing"),
+)
 ALIGNED_PAIRS = 300  # enough for two digits of the alignment error
 
 
@@ -58,6 +66,10 @@ def translation_loss(model: EncoderDecoder, batch: Batch, smoothing: float) -> L
 
 def translation_losses(model: EncoderDecoder, batch: Batch, train: Train) -> dict[str, Loss]:
     """The loss terms: with R-Drop or SimCut also the divergence of two passes."""
+    if train.guided_alignment:
+        with alignment_weights(model) as recorded:
+            tokens = translation_loss(model, batch, train.label_smoothing)
+        return {"tokens": tokens, "alignment": alignment_loss(recorded[0][:, 0], batch, train)}
     if not (train.rdrop_alpha or train.simcut_alpha):
         return {"tokens": translation_loss(model, batch, train.label_smoothing)}
     doubled, count = batch.twice(), batch.target_tokens
@@ -79,6 +91,14 @@ def translation_losses(model: EncoderDecoder, batch: Batch, train: Train) -> dic
         symmetric=bool(train.rdrop_alpha),
     )
     return {"tokens": loss, "agreement": divergence}
+
+
+def alignment_loss(weights: Float[Tensor, "b t s"], batch: Batch, train: Train) -> Loss:
+    """Guided alignment (Garg et al. 2019): −Σ_t Σ_s g_ts log a_ts, the rows of g sum to 1 or 0."""
+    assert batch.links is not None
+    gold = batch.links / batch.links.sum(-1, keepdim=True).clamp(min=1)
+    loss = -(gold * weights.float().clamp(min=1e-9).log()).sum()
+    return Loss(loss, loss.detach(), batch.target_tokens, train.guided_alignment)
 
 
 def _decode(model: EncoderDecoder, batch: Batch) -> Hidden:
@@ -131,6 +151,10 @@ class TranslationTask(BaseTask[Batch]):
                 for tokenizer in (self.tokenizer, self.tokenizer.target)
             ]
             self.data.add_bpe_dropout(part, segmenters, copies - 1, max_length)
+        if train.guided_alignment:
+            if getattr(part, "aligned", None) is None:  # prepared data has none either
+                raise UserError("train.guided_alignment needs word links: set data.alignment=FILE")
+            self.data.add_links(part, self.tokenizer)
         self.digest = self.data.digest()
         self.notes += [*self.data.notes, *self.valid.notes]
         self.notes += filter(None, [self.warn_metrics(valid)])
@@ -149,8 +173,9 @@ class TranslationTask(BaseTask[Batch]):
         return batch.target_tokens
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        passes = self.train.rdrop_alpha or self.train.simcut_alpha
-        terms = ("tokens", "agreement") if passes else ("tokens",)
+        train = self.train
+        terms = ["tokens", *["agreement"] * bool(train.rdrop_alpha or train.simcut_alpha)]
+        terms += ["alignment"] * bool(train.guided_alignment)
         return dict.fromkeys(terms, batch.target_tokens)
 
     def losses(self, model: Any, batch: Batch) -> dict[str, Loss]:
@@ -310,7 +335,7 @@ def has_dropout(model: Any) -> bool:
 
 
 def check(run: RunSettings) -> None:
-    """R-Drop compares two forward passes; BPE-dropout needs merges."""
+    """R-Drop compares two forward passes; BPE-dropout needs merges; links are of words."""
     if run.train.bpe_dropout_copies > 1 and run.tokens is not None and run.tokens.kind != "bpe":
         raise UserError("train.bpe_dropout_copies works only with tokens=bpe: leave it out")
     if run.target_tokens is not None and getattr(run.model, "tie", "") != "target":
@@ -319,6 +344,9 @@ def check(run: RunSettings) -> None:
             "target_tokens needs model=seq2seq with model.tie=target: source and target then have "
             "a matrix each"
         )
+    for name in EXCLUDED_BY_GUIDED if run.train.guided_alignment else ():
+        if getattr(run.train, name) not in (getattr(Train, name), "no"):
+            raise UserError(f"train.{name} and train.guided_alignment exclude each other: set one")
     if run.train.rdrop_alpha and not has_dropout(run.model):
         raise UserError("train.rdrop_alpha needs dropout: set model.dropout")
 
@@ -333,7 +361,7 @@ SPEC = TaskSpec(
     task="translation",
     models=EncoderDecoderConfig.__args__,
     data=(FilesData, PhrasebookData),
-    train_settings=("rdrop_alpha", "simcut_alpha", "bpe_dropout_copies"),
+    train_settings=("rdrop_alpha", "simcut_alpha", "guided_alignment", "bpe_dropout_copies"),
     recipe="translation",
     is_default=True,
     check=check,

@@ -11,11 +11,13 @@ has none. Any number of processes can resume from either.
 
 import copy
 import json
+import os
 import zlib
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyheads.errors import DataError
-from manyheads.fileio import check_sum, replace_file
+from manyheads.fileio import PARTIAL, check_sum, replace_file
 from manyheads.train.optimizer import Ema
 from manyheads.train.step import ONE_PROCESS, World
 
@@ -52,10 +54,13 @@ def write_tensors(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:
     header = {HEADER: json.dumps(facts)}  # one key: several would be written in any order
 
     def write(partial: Path) -> None:
-        try:
-            save_file(plain, partial, header)
-        except SafetensorError as error:  # safetensors' own error for a full disk
-            raise OSError(str(error)) from None
+        # A folder, since save_file writes to a temporary file of its own, which a kill leaves.
+        with TemporaryDirectory(PARTIAL, f".{path.name}.", path.parent) as folder:
+            try:
+                save_file(plain, Path(folder) / path.name, header)
+            except SafetensorError as error:  # safetensors' own error for a full disk
+                raise OSError(str(error)) from None
+            os.replace(Path(folder) / path.name, partial)
 
     replace_file(path, write)
 

@@ -299,6 +299,8 @@ class Trainer:
         """If requested, or if a run of one process on a GPU is long enough to gain by it."""
         if self.train.deterministic:
             return False  # compiled kernels depend on the order in which shapes arrive
+        if self.train.guided_alignment:
+            return False  # it records weights inside a block
         if self.train.compile != "auto" or self.device.type != "cuda" or self.world.is_distributed:
             return self.train.compile == "yes"
         tokens = sum(map(self.task.tokens, self.task.batches(self.progress.step)))

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from manyheads.errors import DataError, UserError
-from manyheads.fileio import replace_file
+from manyheads.fileio import make_subfolder, replace_file
 from manyheads.train.step import StepStats
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -77,6 +77,7 @@ class TensorBoard:
     def __init__(self, folder: Path, step: int) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
 
+        make_subfolder(folder / "tensorboard")
         self.writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def __call__(self, step: int, split: str, scores: dict[str, float]) -> None:

@@ -63,6 +63,9 @@ class Train:
     rdrop_alpha: Annotated[NonNegative, "R-Drop: weight of the KL divergence; 0 is off"] = 0.0
     simcut_alpha: Annotated[NonNegative, "SimCut: weight of the KL divergence; 0 is off"] = 0.0
     simcut_p: Annotated[Probability, "SimCut: probability that a token vector is zero"] = 0.05
+    guided_alignment: Annotated[
+        NonNegative, "Guided alignment: weight of the loss of one cross-attention head; 0 is off"
+    ] = 0.0
     bpe_dropout_copies: Annotated[Count, "BPE-dropout: segmentations of the corpus; 1 is off"] = 1
     bpe_dropout: Annotated[Probability, "BPE-dropout: probability of dropping a merge"] = 0.1
     too_long: Annotated[TooLong, "Texts longer than model.max_length"] = "refuse"

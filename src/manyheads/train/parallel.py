@@ -15,7 +15,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar
 from unittest.mock import patch
@@ -88,21 +88,34 @@ def connected(report: Callable[[str], None]) -> Iterator[World]:
 
 
 @contextmanager
-def shared_rows(world: World, owner: type, name: str) -> Iterator[None]:
+def shared_rows(world: World, name: str, *owners: type) -> Iterator[None]:
     """Within this context every process computes a part of the rows of a method, and gets all.
 
-    A row of its result may depend on that row of its first argument only.
+    A row of its result may depend on that row of its first argument only. If the method of one
+    owner calls that of another, it computes the rows that it gets.
     """
-    method = getattr(owner, name)
+    is_divided = False
 
-    def share(self: Any, rows: Any, *arguments: Any, **named: Any) -> list[Any]:
-        local = rows[world.rank :: world.size]
-        parts: list[Any] = [None] * world.size
-        results = list(method(self, local, *arguments, **named)) if len(local) else []
-        dist.all_gather_object(parts, results)
-        return [parts[row % world.size][row // world.size] for row in range(len(rows))]
+    def divide(method: Any) -> Callable[..., list[Any]]:
+        def share(self: Any, rows: Any, *arguments: Any, **named: Any) -> list[Any]:
+            nonlocal is_divided
+            if is_divided:
+                return list(method(self, rows, *arguments, **named))
+            local, is_divided = rows[world.rank :: world.size], True
+            try:
+                results = list(method(self, local, *arguments, **named)) if len(local) else []
+            finally:
+                is_divided = False
+            parts: list[Any] = [None] * world.size
+            dist.all_gather_object(parts, results)
+            return [parts[row % world.size][row // world.size] for row in range(len(rows))]
 
-    with patch.object(owner, name, share):
+        return share
+
+    with ExitStack() as patches:
+        for owner in owners:
+            divided = patch.object(owner, name, divide(getattr(owner, name)))
+            patches.enter_context(divided)
         yield
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
@@ -32,7 +33,12 @@ Tensors = dict[str, torch.Tensor]
 
 def sizes(path: Path) -> Tensors:
     """The names and shapes of a state, as meta tensors."""
-    saved: Any = StateReader(path).read_metadata().state_dict_metadata
+    try:
+        saved: Any = StateReader(path).read_metadata().state_dict_metadata
+    except (SafetensorError, LookupError, ValueError, TypeError) as error:
+        raise DataError(
+            f"{path} is damaged ({error}): restore it, or start over with --fresh"
+        ) from None
     return {name: torch.empty(about.size, device="meta") for name, about in saved.items()}
 
 
@@ -73,8 +79,11 @@ class PendingSave:
 def verified(manifest: Path, world: World) -> tuple[Path, dict[str, Any]]:
     """The folder of a state in shards; every process reads some of them for their checksums."""
     facts = read_json(manifest, "start over with --fresh")
-    about, shards = facts["about"], facts["shards"]
-    folder = manifest.with_name(step_name(about["step"]))
+    try:
+        about, shards = dict(facts["about"]), set(facts["shards"])
+        folder = manifest.with_name(step_name(about["step"]))
+    except (LookupError, ValueError, TypeError) as error:
+        raise DataError(f"{manifest} is damaged ({error}): start over with --fresh") from None
     names = sorted({*shards, *(path.name for path in folder.glob("*.safetensors"))})
     broken = 0
     for number in range(world.rank, len(names), world.size):
@@ -132,5 +141,7 @@ class StateWriter(HuggingFaceStorageWriter):
 def remove(manifest: Path, but: Path | None = None) -> None:
     """Delete the shards of all steps but one."""
     for folder in manifest.parent.glob("step-*"):
-        if folder != but:
+        if folder.is_symlink():  # shards would be written through it
+            folder.unlink()
+        elif folder != but:
             shutil.rmtree(folder, ignore_errors=True)

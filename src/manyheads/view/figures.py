@@ -1,5 +1,7 @@
 """Figures as files; matplotlib is imported when one is drawn. See also lab/figures."""
 
+import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,8 @@ HIGHLIGHT = "#ff5c39"
 PART_COLOURS = ("#2b6cb0", "#2f9e44", "#8d5fd3", "#4a4a4a")
 MIN_PRIME_SECONDS = 5.0
 MAX_SIDE = 24.0  # of a confusion matrix, in inches
+# For characters that matplotlib's own font lacks: the first installed one is taken.
+OTHER_FONTS = ("Noto Sans CJK JP", "Noto Sans JP", "IPAexGothic", "WenQuanYi Zen Hei", "Noto Sans")
 WEIGHTS = {"cmap": "viridis", "vmin": 0.0, "vmax": 1.0}  # one scale for all attention weights
 
 
@@ -27,14 +31,25 @@ def canvas(
 ) -> Iterator[tuple[Any, list[Any]]]:
     """A figure and its axes, row by row; saved at the end. A `$` is shown as a `$`."""
     module = pyplot()
-    with module.rc_context({"text.parse_math": False, "svg.hashsalt": "manyheads"}):
+    known = {font.name for font in module.matplotlib.font_manager.fontManager.ttflist}
+    fonts = [*module.rcParams["font.family"], *(name for name in OTHER_FONTS if name in known)]
+    settings = {"text.parse_math": False, "svg.hashsalt": "manyheads", "font.family": fonts}
+    with module.rc_context(settings):
         figure, axes = module.subplots(
             rows, columns, figsize=size, layout="constrained", squeeze=False, **more
         )
         try:
             yield figure, axes.ravel().tolist()
             path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=140)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.filterwarnings("always", "Glyph")
+                figure.savefig(path, dpi=140)
+            if missing := sum("missing from font" in str(each.message) for each in caught):
+                print(
+                    f"{path}: no installed font has {missing} of its characters; "
+                    "install one, e.g. fonts-noto-cjk for Chinese, Japanese and Korean",
+                    file=sys.stderr,
+                )
         finally:
             module.close(figure)
 

@@ -239,7 +239,7 @@ class Provenance:
             return None
         left, right = q[self.cell.row], k[self.cell.column]
         total = float((left.double() * right.double()).sum()) * score.scale
-        then = "" if score.scale == 1.0 else f"× {score.scale:.4g}"
+        then = "" if score.scale == 1.0 else f"× {score.scale:.3g}"
         return Terms("q · k", left, right, _channels(left), (), then, total)
 
     def _masked(self) -> Terms:
@@ -260,7 +260,7 @@ class Provenance:
         rule = "exp(e_ij − max) / Σ_k exp(e_ik − max)"
         labels = self._key_labels(len(row))
         total = share / float(shares.sum())
-        then = f"{share:.4g} ÷ the sum"
+        then = f"{share:.3g} ÷ the sum"
         ones = torch.ones_like(shares)
         return Terms(rule, shares, ones, labels, (), then, total, self.cell.column)
 
@@ -271,7 +271,7 @@ class Provenance:
         added = () if extra is None else (("position on V", extra),)
         labels = self._key_labels(len(v))
         left, right = weights[self.cell.row], v[:, self.cell.column]
-        return Terms("row of α · column of V", left, right, labels, added)
+        return Terms("row of A · column of V", left, right, labels, added)
 
     def _key_labels(self, count: int) -> Sequence[str]:
         tokens: list[str] = self.tokens["encoder" if self.kind == "cross" else self.stack]

@@ -249,9 +249,9 @@ def _attention(
     else:
         formula = f"the weights of core={attention.config.core.kind}: see its code"
         parts.append(part("weights", "Weights", "h t s", weights, formula, core.weights))
-    formula = "head_h = α V" if value_bias is None else "head_h = α V + position on V"
+    formula = "head_h = A V" if value_bias is None else "head_h = A V + position on V"
     if value_bias is not None:
-        formula_bias = "Σ_j α_ij a^V_{clip(j−i)}"
+        formula_bias = "Σ_j A_ij a^V_{clip(j−i)}"
         parts.append(
             part("spread", "Position on V", "h t c", value_bias, formula_bias, position.value)
         )
@@ -261,7 +261,7 @@ def _attention(
     return [*parts, part("output", "Output", "t d", output, formula, attention_forward)]
 
 
-SOFTMAX = "α_ij = exp(e_ij) / Σ_k exp(e_ik),  e the scores, with bias and mask"
+SOFTMAX = "A_ij = exp(e_ij) / Σ_k exp(e_ik),  e the scores"
 
 
 def _scores(

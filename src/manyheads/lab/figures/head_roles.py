@@ -14,8 +14,8 @@ from einops import einsum
 from torch import Tensor
 
 from manyheads.config import Count
+from manyheads.data.alignment import words_of_tokens
 from manyheads.errors import UserError
-from manyheads.evaluate.alignment import words_of_tokens
 from manyheads.lab.figures.drawing import Drawing
 from manyheads.loading import load_torch_run
 from manyheads.models.bert import Bert

@@ -106,11 +106,11 @@ export function identity(control) {
   return control.id || `${control.tagName} ${words}`;
 }
 
-/** Formats a number with `digits` + 1 significant digits, and all of an integer part: 0.0774, −96, 1235, 2.06e−8. */
+/** Formats a number with `digits` + 1 significant digits, and all of an integer part: 0.0774, −96, 1235, 2.06e−8, −∞. */
 export function shown(number, digits = 2) {
   if (number === null || number === undefined) return "–";
+  if (number === -Infinity) return "−∞";
   const size = Math.abs(number);
-  if (size === Infinity) return number < 0 ? "−∞" : "∞";
   const isScientific = size !== 0 && (size < 1e-4 || size >= 1e6);
   const plain = size >= 10 ** digits ? number.toFixed(0) : String(Number(number.toPrecision(digits + 1)));
   return (isScientific ? number.toExponential(digits).replace(/\.?0+e/, "e") : plain).replaceAll("-", "−");
@@ -130,6 +130,9 @@ export function percent(share) {
 export function visible(piece) {
   return piece === "" ? "∅" : piece.replace(/^ /, "·").replace(/\n/g, "⏎").replace(/\t/g, "⇥");
 }
+
+/** A token in a sentence: without the space that begins it. */
+export const plain = (piece) => visible(piece.trim() || piece);
 
 /** Escapes control characters as \x01: tokens may have them, but SVG does not allow them. */
 export function spelled(text) {

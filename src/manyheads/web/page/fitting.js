@@ -97,7 +97,7 @@ export function pairAt(name, [row, column], [query, key]) {
 }
 
 /**
- * The first cell of a box to show: the query and key of its attention; the most active hidden unit; of next tokens the position that is least certain.
+ * The first cell of a box to show: the query and key of its attention; of vectors and hidden units the greatest number; of next tokens the position that is least certain.
  * @param {string} name of a box @param {{shape: number[], values: ArrayLike<number>}|undefined} numbers @param {[number, number]} [pair]
  * @returns {[number, number]}
  */
@@ -110,8 +110,8 @@ export function firstCell(name, numbers, pair) {
     const margins = Array.from({ length: rows }, (_, row) => (columns > 1 ? at(row, 0) - at(row, 1) : 0));
     return [margins.indexOf(Math.min(...margins)), 0];
   }
-  if (name.endsWith(".hidden")) {
-    const greatest = Array.from(numbers.values).reduce((most, value, cell, all) => (value > all[most] ? cell : most), 0);
+  if (/\.(hidden|embedding|position|input|norm|sum|output|states)$/.test(name)) {
+    const greatest = Array.from(numbers.values).reduce((most, value, cell, all) => (Math.abs(value) > Math.abs(all[most]) ? cell : most), 0);
     return [Math.floor(greatest / columns), greatest % columns];
   }
   if (!pair || !/\.[qkv]$|\.mix$/.test(name)) return [0, 0];

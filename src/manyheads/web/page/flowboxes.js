@@ -5,10 +5,12 @@ import { byteOf, css, paint, scaleFor } from "./colour.js";
 import { element, escaped, shown, svgElement, visible } from "./dom.js";
 import { Figure } from "./figure.js";
 import { diagram, headDiagram, headOf, pathOf, sublayers } from "./flowlayout.js";
+import { lengthsOf } from "./flowstory.js";
 
 const KINDS = { layer: "", self: "self-attention", cross: "cross-attention", feedforward: "feed-forward" };
-const SMALL = 96; // pixels of a small map; wider maps are interpolated
-const MOST_LABELS = 18; // token labels on a tile
+const SMALL = 64; // columns of a small map; of wider ones it shows means of several
+const [BAR, BAR_WIDTH] = [170, 60]; // the colour of a bar of ‖x‖, and the columns of the longest one
+const [FROM, STEP, SHINE] = [400, 320, 900]; // milliseconds of the way through an attention when it opens
 const ROLES = { q: "query", k: "key", v: "value", scores: "scores", masked: "scores", weights: "weights", states: "encoder" };
 
 /**
@@ -35,9 +37,21 @@ export function isStream({ name, column }) {
   return column.stream.includes(name) || /^[^.]+\.(embedding|position|segment)$/.test(name) || /\.(sum|output)$/.test(name);
 }
 
-/** Formats a number, including −∞. */
-export function formatted(number, digits = 3) {
-  return number === -Infinity || number === "-Infinity" ? "−∞" : shown(number, digits);
+/** Whether a box has a vector of the residual stream's width for each token: its small picture shows their lengths. Waves of positions are a map. @param {import("./flowlayout.js").Box} box */
+const isVectors = ({ axes, name }) => axes.endsWith(" d") && !name.endsWith(".position");
+
+/** A map of at most SMALL columns, each the mean of several, on a scale of its own. */
+function meansOf(values, rows, columns) {
+  const every = Math.ceil(columns / SMALL);
+  const count = Math.ceil(columns / every);
+  const means = Float32Array.from({ length: rows * count }, (_, cell) => {
+    const from = Math.floor(cell / count) * columns + (cell % count) * every;
+    const until = Math.min(from + every, (Math.floor(cell / count) + 1) * columns);
+    let sum = 0;
+    for (let at = from; at < until; at++) sum += values[at];
+    return sum / (until - from);
+  });
+  return { columns: count, values: means, high: means.reduce((most, value) => Math.max(most, Math.abs(value)), 1e-9) };
 }
 
 /** The title of a stack. */
@@ -72,7 +86,7 @@ export class FlowBoxes extends Figure {
       { class: "note legend" },
       ...["query", "key", "value", "encoder"].flatMap((kind) => [element("span", { class: `sample ${kind}` }), `${kind === "encoder" ? "encoder output" : kind}  `]),
       element("span", { class: "sample stream" }),
-      "residual stream: width = mean ‖x‖",
+      "residual stream: ‖x‖  bars: ‖x‖ of a token",
     );
     this.root.dataset.stage = "Diagram";
     this.fill(this.frame);
@@ -96,10 +110,30 @@ export class FlowBoxes extends Figure {
     /** @type {Map<string, number[]>} */
     this.ranges = new Map();
     this.columns = [...new Set(boxes.map((box) => box.column))];
+    this.lengths = new Map(boxes.filter(isVectors).flatMap((box) => (numbers.has(box.name) ? [[box.name, lengthsOf(numbers.get(box.name).values, numbers.get(box.name).shape[0])]] : [])));
+    this.longest = Math.max(1e-9, ...[...this.lengths.values()].flat());
     this.where = { model: "all layers", layer: `layer ${how.layer + 1}, head ${how.head + 1}`, head: `layer ${how.layer + 1}, head ${how.head + 1}` }[how.zoom];
     this.open("");
     this.name = "flow";
     this.draw();
+    this.shine();
+  }
+
+  /** Once for each attention that opens: the way from query and key over the weights to the output lights up. */
+  shine() {
+    const place = `${this.box.column.name}.${this.attention()}`;
+    if (this.shone === place || matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+    this.shone = place;
+    [["q", "k"], ["scores"], ["masked"], ["weights"], ["v", "mix"], ["output"], ["sum"]]
+      .map((step) => step.map((what) => `${place}.${what}`).filter((name) => this.buttons.has(name)))
+      .filter((step) => step.length)
+      .forEach((step, at) => {
+        const how = { duration: SHINE, delay: FROM + STEP * at, easing: "ease-out" };
+        for (const name of step) {
+          this.buttons.get(name).animate({ boxShadow: ["0 0 0 0 transparent", "0 0 0 5px var(--strong)", "0 0 0 9px transparent"] }, how);
+          for (const edge of this.plane.querySelectorAll(`.edge[data-to="${name}"] path`)) edge.animate({ strokeWidth: ["1.6px", "6px", "1.6px"] }, how);
+        }
+      });
   }
 
   room() {
@@ -168,10 +202,15 @@ export class FlowBoxes extends Figure {
       const on = from === this.box.name || to === this.box.name;
       inside += `<g class="edge ${kind}${on ? " on" : ""}" data-from="${from}" data-to="${to}"><path d="${pathOf(points)}" fill="none" stroke="${colour(kind)}" stroke-width="${on ? 3 : 1.6}"/><path d="${headOf(points)}" fill="${colour(kind)}"/></g>`;
     }
-    for (const { x, y, height, norm } of buses) {
+    const named = new Set(); // stacks whose numbers have a name
+    for (const { column, x, y, height, norm } of buses) {
       if (height < 26) continue;
       const left = x < this.drawn / 2;
-      inside += `<text x="${left ? x - 14 : x + 14}" y="${y + Math.min(height / 2, 34)}" font-size="${small}" text-anchor="${left ? "end" : "start"}" fill="${colour("quiet")}">${shown(norm, 1)}</text>`;
+      const number = (text, at) => `<text x="${left ? x - 14 : x + 14}" y="${at}" font-size="${small}" text-anchor="${left ? "end" : "start"}" fill="${colour("quiet")}">${text}</text>`;
+      const at = y + Math.min(height / 2, 34);
+      inside += number(shown(norm, 1), named.has(column) ? at : at + 2);
+      if (!named.has(column)) inside += `<text x="${left ? 0 : this.drawn}" y="${at - small}" font-size="${small}" text-anchor="${left ? "start" : "end"}" fill="${colour("quiet")}">‖x‖</text>`;
+      named.add(column);
     }
     for (const { x, y, text, anchor, kind } of texts) {
       const [title, name] = kind.split(" ");
@@ -188,9 +227,10 @@ export class FlowBoxes extends Figure {
     if (!numbers || this.drawn < 560) return "";
     const rows = this.labels(box.rows, numbers.shape[0]);
     const tall = this.made.nodes[0].height - 22;
-    const step = Math.ceil(rows.length / MOST_LABELS);
+    const font = this.isStaged() ? 11.5 : 10.5;
+    const step = Math.ceil((1.1 * font * rows.length) / tall); // as many as fit
     return rows
-      .map((row, at) => (at % step ? "" : `<text class="row" data-token="${escaped(row)}" x="${x - 4}" y="${y + ((at + 0.5) * tall) / rows.length + 3.5}" font-size="10.5" text-anchor="end" fill="${colour("text")}">${escaped(cut(visible(row), 9))}</text>`))
+      .map((row, at) => (at % step ? "" : `<text class="row" data-token="${escaped(row)}" x="${x - 4}" y="${y + ((at + 0.5) * tall) / rows.length + 3.5}" font-size="${font}" text-anchor="end" fill="${colour("text")}">${escaped(cut(visible(row), 9))}</text>`))
       .join("");
   }
 
@@ -267,8 +307,13 @@ export class FlowBoxes extends Figure {
     this.ranges.set(box.name, [least, greatest]);
     if (kind === "sum") return;
     const canvas = this.buttons.get(box.name).querySelector("canvas");
-    canvas.classList.toggle("smooth", columns > SMALL || rows > SMALL);
-    paint(canvas, Uint16Array.from(numbers.values, (value) => byteOf(value, low, high)), rows, columns, scaleFor(low, high));
+    canvas.classList.toggle("smooth", rows > SMALL);
+    if (isVectors(box)) {
+      const bars = this.lengths.get(box.name).flatMap((length) => Array.from({ length: BAR_WIDTH }, (_, at) => (at < (BAR_WIDTH * length) / this.longest ? BAR : 0)));
+      return paint(canvas, bars, rows, BAR_WIDTH);
+    }
+    const small = columns > SMALL ? meansOf(numbers.values, rows, columns) : { columns, values: numbers.values, high };
+    paint(canvas, Uint16Array.from(small.values, (value) => byteOf(value, low && -small.high, small.high)), rows, small.columns, scaleFor(low, high));
   }
 
   drawing() {

@@ -2,11 +2,13 @@
 // a read-out of the cell, and the same numbers as a table.
 
 import { byteOf, css, paint, scaleFor } from "./colour.js";
-import { element, escaped, exact, shown, svgElement, visible } from "./dom.js";
+import { element, escaped, exact, shown, svgElement, visible, plain } from "./dom.js";
 import { Figure, onArrow } from "./figure.js";
 
-const LETTER = 7.2; // the width of a letter of a label
-const TITLE = 16; // the room of the title of an axis
+const LETTER = 0.6; // the width of a letter of a label, as a share of its height
+const [FONT, LARGE, ROOMY] = [12, 14, 560]; // heights of labels; the width from which they are large
+const TITLE = 16; // the height of the title of an axis
+const LEAST = 14; // the height of a cell whose label can be read
 const MOST_RECTANGLES = 64 * 64; // in a saved picture; above that the map is one image in it
 const MOST_IN_TABLE = 64 * 64;
 const RING = "#d55e00"; // contrast of 3 or more with both ends of the scale of weights
@@ -26,17 +28,18 @@ const RING = "#d55e00"; // contrast of 3 or more with both ends of the scale of 
 
 export class HeatMap extends Figure {
   /**
-   * @param {{move?: (row: number, column: number, how: {replace: boolean}) => void, hover?: (row: number, column: number) => void, largest?: number, tallest?: number, share?: number, square?: boolean}} [how]
+   * @param {{move?: (row: number, column: number, how: {replace: boolean}) => void, hover?: (row: number, column: number) => void, largest?: number, tallest?: number, share?: number, height?: () => number, square?: boolean}} [how]
    * called when the cursor moves (keys replace the last entry of the history), and when the pointer does; the largest side
-   * of a cell, and of the map's height; the share of the window's height up to which cells grow; `square`: cells are as wide as tall, where they fit
+   * of a cell, and of the map's height; the share of the window's height up to which cells grow, or `height`, the pixels that the map and its labels may have (0: the share); `square`: cells are as wide as tall, where they fit
    */
-  constructor({ move = () => {}, hover = () => {}, largest = 34, tallest = Infinity, share = 0.42, square = false } = {}) {
+  constructor({ move = () => {}, hover = () => {}, largest = 34, tallest = Infinity, share = 0.42, height = () => 0, square = false } = {}) {
     super("heatmap");
     this.move = move;
     this.hover = hover;
     this.largest = largest;
     this.tallest = tallest;
     this.share = share;
+    this.height = height;
     this.square = square;
     this.at = [0, 0];
     /** @type {Required<Matrix>|null} */
@@ -65,8 +68,9 @@ export class HeatMap extends Figure {
     this.low = element("span");
     this.high = element("span");
     this.ringKey = element("span", { class: "ring-key" }, "gold alignment");
+    this.nothing = element("span", { class: "nothing-key" }, "−∞");
     this.fill(this.frame);
-    this.output.after(element("div", { class: "scale" }, this.ringKey, this.low, this.bar, this.high));
+    this.output.after(element("div", { class: "scale" }, this.ringKey, this.nothing, this.low, this.bar, this.high));
     this.tools.prepend(this.toggle);
     this.root.append(this.tablePlace);
     new ResizeObserver(() => this.matrix && this.place()).observe(this.root);
@@ -88,6 +92,7 @@ export class HeatMap extends Figure {
     const { rings } = this.matrix;
     this.ringKey.hidden = rings === null;
     this.ringKey.classList.toggle("reserved", !rings?.length);
+    this.nothing.hidden = !Array.prototype.includes.call(values, -Infinity);
     this.low.textContent = shown(low);
     this.high.textContent = shown(high);
     this.at = [Math.max(0, Math.min(at[0], rows.length - 1)), Math.max(0, Math.min(at[1], columns.length - 1))];
@@ -105,7 +110,9 @@ export class HeatMap extends Figure {
   layout(room) {
     const { rows, columns } = this.matrix;
     const longest = (labels) => Math.max(1, ...labels.map((label) => visible(label).length));
-    const letter = LETTER;
+    const few = rows.length <= 32 && columns.length <= 32; // words: cells may be wider than tall
+    const font = few && room >= ROOMY ? LARGE : FONT;
+    const letter = LETTER * font;
     const left = Math.min(150, 12 + letter * longest(rows)) + (this.matrix.down ? TITLE : 0);
     const top = Math.min(110, 14 + letter * 0.75 * longest(columns)) + (this.matrix.across ? TITLE : 0);
     // Slanted labels of the last columns extend beyond the map.
@@ -114,18 +121,22 @@ export class HeatMap extends Figure {
     const fit = free < 1 ? Math.max(0.25, free) : Math.floor(free); // a wide map is drawn narrower than its pixels
     const staged = this.root.classList.contains("staged"); // as large as the window allows
     // A map grows with its card, as long as it fits the window.
-    const largest = staged ? Math.floor((10 * (this.root.clientHeight - this.heading.offsetHeight - this.insight.offsetHeight - this.below.offsetHeight - top - 34)) / rows.length) / 10 : grown(this.largest, Math.floor((this.share * innerHeight) / rows.length));
+    const spare = this.height();
+    const largest = staged
+      ? Math.floor((10 * (this.root.clientHeight - this.heading.offsetHeight - this.insight.offsetHeight - this.below.offsetHeight - top - 34)) / rows.length) / 10
+      : spare
+        ? Math.max(LEAST, Math.min(60, Math.floor((spare - top) / rows.length)))
+        : grown(this.largest, Math.floor((this.share * innerHeight) / rows.length));
     if (this.square) {
       const tall = Math.max(0.5, staged ? largest : Math.min(largest, Math.floor((10 * this.tallest) / rows.length) / 10));
       const cell = Math.max(0.5, Math.min(tall, Math.floor((10 * (room - left - right)) / columns.length) / 10));
-      return { left, top, right, cell, tall: rows.length === columns.length ? cell : tall, letter };
+      return { left, top, right, cell, tall: rows.length === columns.length ? cell : tall, font };
     }
-    const few = rows.length <= 32 && columns.length <= 32; // words: cells may be wider than tall
     const cell = Math.max(columns.length > 64 ? 0.25 : 3, Math.min(staged ? 2.2 * largest : few ? 2 * largest : largest, fit));
     const flat = rows.length <= 10 || columns.length > 4 * rows.length;
-    const tall = staged || (few && cell > largest) ? Math.min(cell, largest) : flat ? Math.max(cell, Math.min(20, Math.floor(400 / rows.length)) ) : cell;
+    const tall = staged || (few && cell > largest) ? Math.min(cell, largest) : flat ? Math.max(cell, Math.min(20, largest, Math.floor(400 / rows.length))) : cell;
     const most = staged ? Infinity : Math.max(2, Math.floor(this.tallest / rows.length));
-    return { left, top, right, cell, tall: Math.min(tall, most), letter };
+    return { left, top, right, cell, tall: Math.min(tall, most), font };
   }
 
   place() {
@@ -181,11 +192,12 @@ export class HeatMap extends Figure {
     const { left, top, cell, tall } = this.sizes;
     const [width, height] = [Math.max(cell, 5), Math.max(tall, 5)];
     assign(this.cursor, { left: left + column * cell, top: top + row * tall, width, height });
+    for (const label of this.labels.children) label.classList.toggle("here", [`row ${row}`, `column ${column}`].includes(/** @type {SVGElement} */ (label).dataset.at ?? ""));
   }
 
   tell(row, column) {
     const { rows, columns, says, number } = this.matrix;
-    this.output.textContent = says(`“${visible(rows[row])}”`, `“${visible(columns[column])}”`, number(this.value(row, column)));
+    this.output.textContent = says(`“${plain(rows[row])}”`, `“${plain(columns[column])}”`, number(this.value(row, column)));
   }
 
   toggleTable() {
@@ -263,7 +275,8 @@ function ringsOf({ rings }, { left, top, cell, tall }) {
 }
 
 /** Labels of rows and columns as SVG; labels are thinned out if there are many. */
-function labelText({ rows, columns, down, across }, { left, top, cell, tall, letter }) {
+function labelText({ rows, columns, down, across }, { left, top, cell, tall, font }) {
+  const letter = LETTER * font;
   const every = (size, count, wide) => {
     const least = (wide * letter) / size;
     return least <= 1 ? 1 : ([2, 5, 10, 20, 50, 100].find((step) => step >= least) ?? count);
@@ -274,12 +287,12 @@ function labelText({ rows, columns, down, across }, { left, top, cell, tall, let
   if (across) inside += `<text x="${left + (cell * columns.length) / 2}" y="12" text-anchor="middle">${escaped(across)}</text>`;
   if (down) inside += `<text transform="translate(12 ${top + (tall * rows.length) / 2}) rotate(-90)" text-anchor="middle">${escaped(down)}</text>`;
   for (let row = 0; row < rows.length; row += every(tall, rows.length, 1.5)) {
-    const y = top + row * tall + tall / 2 + 4;
-    inside += `<text x="${left - 5}" y="${y}" text-anchor="end" data-token="${escaped(rows[row])}">${text(rows[row])}</text>`;
+    const y = top + row * tall + tall / 2 + font / 3;
+    inside += `<text x="${left - 5}" y="${y}" font-size="${font}" text-anchor="end" data-at="row ${row}" data-token="${escaped(rows[row])}">${text(rows[row])}</text>`;
   }
   for (let column = 0; column < columns.length; column += every(cell, columns.length, isNumbered ? 2.1 : 1.65)) {
-    const x = left + column * cell + cell / 2 + 3;
-    inside += `<text transform="translate(${x} ${top - 5}) rotate(-50)" data-token="${escaped(columns[column])}">${text(columns[column])}</text>`;
+    const x = left + column * cell + cell / 2 + font / 3;
+    inside += `<text transform="translate(${x} ${top - 5}) rotate(-50)" font-size="${font}" data-at="column ${column}" data-token="${escaped(columns[column])}">${text(columns[column])}</text>`;
   }
   return inside;
 }

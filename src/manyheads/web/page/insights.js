@@ -1,8 +1,8 @@
 // One plain sentence for a page, computed from the numbers that it shows.
 
-import { percent, shown, visible } from "./dom.js";
+import { percent, shown } from "./dom.js";
 import { greedyPath, pathTo, rankOf } from "./tree.js";
-import { compared, farthest, tellMove } from "./watchstory.js";
+import { compared } from "./watchstory.js";
 
 const LEAST = 0.3; // a smaller weight aligns no words
 const SPECIAL = /^<[^<>]*>$/; // </s>
@@ -169,35 +169,6 @@ export function knockStory(full, without, off) {
     return gone.length ? [`${quoted(gone)} is lost`] : come.length ? [`${quoted(come)} is new`] : [];
   });
   return told.length ? `${who}: ${told.join("; ")}; ${chance}.` : `${who} the model writes the same; ${chance}.`;
-}
-
-/**
- * What a map of the forward pass shows; empty where no sentence is computed.
- * @param {{name: string, words: string[][]}} box @param {string[]} rows @param {string[]} columns @param {ArrayLike<number>} values row after row
- * @param {number[]} at the chosen cell
- */
-export function boxStory({ name, words }, rows, columns, values, [row, column]) {
-  const value = (query, key) => values[query * columns.length + key];
-  const best = (query) => columns.reduce((most, _, key) => (value(query, key) > value(query, most) ? key : most), 0);
-  const said = (label) => `“${visible(label)}”`;
-  const what = name.slice(name.lastIndexOf(".") + 1);
-  if (what === "weights") {
-    const word = farthest(rows, columns, value);
-    return word ? tellMove(word, rows, columns) : `${said(rows[row])} attends most to ${said(columns[best(row)])}: ${percent(value(row, best(row)))} of its weight.`;
-  }
-  if (what === "masked" && value(row, column) === -Infinity) return `${said(rows[row])} must not see ${said(columns[column])}, which comes later: the score is −∞, the weight 0.`;
-  if (what === "scores" || what === "masked") return `The query of ${said(rows[row])} fits the key of ${said(columns[best(row)])} best: ${shown(value(row, best(row)), 2)}.`;
-  if (what === "hidden" && Array.prototype.every.call(values, (one) => one >= 0)) {
-    const active = columns.filter((_, unit) => value(row, unit) > 0).length;
-    return `Of ${columns.length} hidden units, ${active} are active at ${said(rows[row])}; the others are 0.`;
-  }
-  if (what === "distribution" && columns.length > 1) {
-    const lead = (at) => value(at, 0) - value(at, 1);
-    const least = rows.reduce((most, _, at) => (lead(at) < lead(most) ? at : most), 0);
-    const [first, second] = words[least];
-    return `Least certain after ${said(rows[least])}: ${said(first)} has ${percent(value(least, 0))}, ${said(second)} ${percent(value(least, 1))}.`;
-  }
-  return "";
 }
 
 const bytesOf = (text) => new TextEncoder().encode(text).length;

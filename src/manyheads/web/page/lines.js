@@ -2,7 +2,7 @@
 // weight as width and opacity. A single query can be selected.
 
 import { LINES } from "./colour.js";
-import { element, escaped, labelled, render, select, percent, svgElement, visible } from "./dom.js";
+import { element, escaped, labelled, render, select, percent, svgElement, visible, plain } from "./dom.js";
 import { Figure, onArrow } from "./figure.js";
 
 const ROW = 22; // the height of a token
@@ -102,8 +102,8 @@ export class Lines extends Figure {
     this.output.textContent =
       this.row === -1
         ? "All queries. Choose one on the left."
-        : `“${visible(rows[this.row])}” attends to ` +
-          this.topKeys[this.row].map(([at, weight]) => `“${visible(columns[at])}” ${percent(weight)}`).join(", ");
+        : `“${plain(rows[this.row])}” attends to ` +
+          this.topKeys[this.row].map(([at, weight]) => `“${plain(columns[at])}” ${percent(weight)}`).join(", ");
   }
 
   /** One line for each weight. @param {number} left @param {number} right @param {string} colour */

@@ -3,7 +3,7 @@
 import { escaped } from "./dom.js";
 
 /** The roles of symbols: capital letters, and small ones with an index (q_i). */
-const ROLES = { Q: "query", K: "key", V: "value", S: "scores", A: "weights", H: "encoder", M: "encoder", Y: "decoder", Z: "decoder" };
+const ROLES = { Q: "query", K: "key", V: "value", S: "scores", A: "weights", H: "encoder", Z: "decoder" };
 const INDEXED = { q: "query", k: "key", v: "value" };
 const SCRIPTS = { ᵀ: ["sup", "⊤"], "²": ["sup", "2"], "½": ["sup", "½"], "₁": ["sub", "1"], "₂": ["sub", "2"] };
 const TOKEN = /\s+|\d+(?:\.\d+)?|[A-Za-z]+|[α-ωΑ-Ω]|./gu;
@@ -24,8 +24,7 @@ export function mathml(text) {
       const close = { "(": ")", "[": "]", "{": "}" }[token];
       const inside = row(close);
       at++;
-      const tall = inside.includes("<mfrac>") ? ' class="tall"' : ""; // many systems have no font whose parentheses grow
-      return token === "{" ? `<mrow>${inside}</mrow>` : `<mrow><mo${tall}>${token}</mo>${inside}<mo${tall}>${close}</mo></mrow>`;
+      return token === "{" ? `<mrow>${inside}</mrow>` : `<mrow><mo>${token}</mo>${inside}<mo>${close}</mo></mrow>`;
     }
     if (token === "√") {
       const opened = tokens[at] === "(";
@@ -109,7 +108,16 @@ export function coloured(markup) {
     const role = ROLES[name] ?? (indexed ? INDEXED[name] : undefined);
     if (role) mi.setAttribute("data-role", role);
   }
+  tall(made);
   return made;
+}
+
+/** Parentheses around a fraction, which a font without tall ones does not stretch, are drawn as borders. @param {Element} math */
+function tall(math) {
+  for (const row of math.querySelectorAll("mrow")) {
+    const [first, last] = [row.firstElementChild, row.lastElementChild];
+    if (first?.textContent === "(" && last?.textContent === ")" && row.querySelector("mfrac")) row.classList.add("tall");
+  }
 }
 
 /** Puts the equations of a formula below each other: those that a wide space separates. @param {Element} math */

@@ -53,7 +53,8 @@ function isRight(story, at, sentence) {
  * The word that has moved farthest: a row that clearly attends to a column far from its own position, words both.
  * A word that ends its clause is preferred. Null if word orders are the same.
  * @param {string[]} rows @param {string[]} columns tokens @param {(row: number, column: number) => number} weight
- * @returns {{row: number, column: number, last: boolean, distance: number}|null} `last`: it ends its clause
+ * @returns {{row: number, column: number, last: boolean, distance: number, before: [number, number][]}|null} `last`: it ends its
+ * clause; `before`: the words directly before it that stand behind a later word of the source, each with its column
  */
 export function farthest(rows, columns, weight) {
   let best = null;
@@ -64,15 +65,35 @@ export function farthest(rows, columns, weight) {
       const last = row + 1 === rows.length || !isWord(rows[row + 1]);
       // Words that end a clause come first: they are verbs that another language has earlier.
       if (distance <= MOVED || (best?.last && !last) || (best?.last === last && best.distance >= distance)) continue;
-      best = { row, column, last, distance };
+      best = { row, column, last, distance, before: [] };
     }
   }
+  if (best?.last) best.before = tailOf(rows, columns, weight, best.row);
   return best;
 }
 
+/** The words of a clause before its last one that attend to an earlier column than a word before them. @returns {[number, number][]} */
+function tailOf(rows, columns, weight, last) {
+  const clear = (row) => columns.findIndex((token, column) => isWord(token) && weight(row, column) >= CLEAR);
+  let first = last;
+  while (first > 0 && isWord(rows[first - 1])) first--;
+  const found = [];
+  for (let row = last - 1; row > first; row--) {
+    const column = clear(row);
+    const jumps = rows.slice(first, row).some((_, at) => clear(first + at) > column);
+    if (column < 0 || !jumps) break;
+    found.unshift([row, column]);
+  }
+  return found;
+}
+
 /** The result of `farthest` in words. */
-export function tellMove({ row, column, last }, rows, columns) {
+export function tellMove({ row, column, last, before }, rows, columns) {
   const [word, origin] = [rows[row].trim(), columns[column].trim()];
+  if (before.length) {
+    const list = (tokens) => tokens.map((token) => `“${token.trim()}”`).join(", ").replace(/, ([^,]*)$/, " and $1");
+    return `${list([...before.map(([at]) => rows[at]), word])} come last in their clause: they attend to ${list([...before.map(([, at]) => columns[at]), origin])}.`;
+  }
   return last ? `“${word}” comes last in its clause: it attends to “${origin}”.` : `“${word}”, token ${row + 1}, attends to “${origin}”, token ${column + 1}.`;
 }
 

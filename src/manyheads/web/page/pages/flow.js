@@ -3,6 +3,7 @@
 import { get, matrices, post, tensor } from "../api.js";
 import { html, labelled, numbered, select, tabs } from "../dom.js";
 import { describe } from "../exports.js";
+import { softmax } from "../flowstory.js";
 import { cellOf, coverages, firstCell, greatestHead, isPair, limited, pairAt, tellingCell } from "../fitting.js";
 import { FlowBoxes } from "../flowboxes.js";
 import { TextAndTarget } from "../form.js";
@@ -144,8 +145,13 @@ function open(now, state, numbers) {
   const isRaw = state.scale === "no" && box.name.endsWith(".scores");
   const shownNumbers = (isRaw && dotProducts(now, numbers)) || numbers.get(box.name);
   const cell = cellOf(state.cell, firstCell(box.name, shownNumbers, now.pair));
-  const how = { layer, head, cell, labels, isRaw: shownNumbers !== numbers.get(box.name) };
-  screen.opened.show(box, how, { numbers: shownNumbers, beside: numbers.get(besideOf(box.name)) }, flow.code);
+  const how = { layer, head, cell, labels, isRaw: shownNumbers !== numbers.get(box.name), softmaxes: softmaxesOf(now, numbers) };
+  const near = {
+    weights: weights && { rows: labels(weights.rows, numbers.get(weights.name).shape[0]), columns: labels(weights.columns, numbers.get(weights.name).shape[1]), values: numbers.get(weights.name).values },
+    kind: box.name.split(".")[1],
+    of: (what) => numbers.get(`${placeOf(box.name)}.${what}`)?.values,
+  };
+  screen.opened.show(box, how, { numbers: shownNumbers, beside: numbers.get(besideOf(box.name)), near }, flow.code);
 }
 
 /** Q Kᵀ, the scores before the scale; null if the score is no dot product, or if heads share keys. */
@@ -160,6 +166,17 @@ function dotProducts({ boxes, box }, numbers) {
   };
   const values = Float32Array.from({ length: rows * columns }, (_, cell) => dot(Math.floor(cell / columns), cell % columns));
   return { shape: [rows, columns], values };
+}
+
+/** The softmax of a row of scores with and without √c; null where a mask or a bias comes between, or where there is no √c. */
+function softmaxesOf({ boxes, box }, numbers) {
+  const isLast = box.name.endsWith(".scores") && box.formula.includes("√c") && !boxes.some((one) => one.name === `${placeOf(box.name)}.masked`);
+  if (!isLast) return null;
+  const [{ shape, values }, channels] = [numbers.get(box.name), numbers.get(`${placeOf(box.name)}.q`).shape[1]];
+  return (row) => {
+    const scores = Array.from(values.subarray(row * shape[1], (row + 1) * shape[1]));
+    return [softmax(scores), softmax(scores.map((score) => score * Math.sqrt(channels)))];
+  };
 }
 
 /** Labels of rows and columns: the tokens of a stack, given labels, or numbers. */
