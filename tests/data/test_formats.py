@@ -117,6 +117,36 @@ def test_every_task_reads_every_format(
     assert task(tmp_path / f"mine{suffix}") == TASKS[task]  # found without .gz or .zst
 
 
+@pytest.mark.parametrize("suffix", [".tsv", ".jsonl"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        FilesData(train="-", source_column="en", target_column="de", valid_fraction=0.5),
+        SummaryData(train="-", source="en", target="de", valid_fraction=0.5),
+        LabelledData(train="-", text="en", valid_fraction=0.5),
+    ],
+    ids=lambda data: data.kind,
+)
+def test_standard_input_has_every_split(
+    data: Any, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = io.BytesIO(WRITERS[suffix](ROWS * 4))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(content))
+    items = [item for split in ("train", "valid") for item in data.read(split).items()]
+    monkeypatch.undo()
+    assert len(items) == 4 * len(ROWS)
+    texts = [item if isinstance(item, str) else item[0] for item in items]
+    assert sorted(texts) == sorted(EN * 4)
+
+
+def test_standard_input_is_running_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "".join(f"{text}\n" for text in EN)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+    data = TextData(file="-", lines="sentences", valid_fraction=0.5)
+    documents = [*data.read("train").documents, *data.read("valid").documents]
+    assert [text for document in documents for text in document] == EN
+
+
 @pytest.mark.parametrize("packed", PACKERS)
 def test_plain_text_is_two_files_or_running_text(packed: str, tmp_path: Path) -> None:
     for side, lines in (("en", EN), ("de", DE)):

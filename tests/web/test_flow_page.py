@@ -201,7 +201,7 @@ def test_a_cell_shows_the_sum_that_makes_it(page: Any, address: str) -> None:
     total = page.locator(".origin .total output")
     scores = numbers(address, "decoder.cross.scores", layer=1, head=1)
     assert reads(total.inner_text(), scores[1, 2])
-    expect(page.locator(".origin > div small")).to_have_text("q·k")
+    expect(page.locator(".origin > div small")).to_have_text("q ·k")
     place = page.locator(".origin h3 small")
     before = place.inner_text()
     page.locator(".plane > canvas").focus()
@@ -367,3 +367,19 @@ def test_labels_of_rows_do_not_overlap_on_stage(page: Any) -> None:
     for (right, y, height), (next_right, next_y, _) in itertools.pairwise(places):
         if abs(right - next_right) < 1 and next_y > y:
             assert next_y - y >= 0.8 * height
+
+
+def test_the_way_through_an_attention_lights_up_once(page: Any) -> None:
+    """When it opens; not again for its other boxes, and not with reduced motion."""
+    lit = "() => document.getAnimations().some((one) => one.effect.target.closest('.diagram'))"
+    visit(page, f"{FLOW}&box=decoder.cross.weights")
+    page.wait_for_function(lit)
+    page.wait_for_function(f"() => !({lit})()")
+    page.locator("[id='box-decoder.cross.scores']").click()
+    expect(page.locator(".boxhead h2")).to_contain_text("Scores")
+    page.wait_for_timeout(600)
+    assert not page.evaluate(lit)
+    page.emulate_media(reduced_motion="reduce")
+    visit(page, f"{FLOW}&box=encoder.self.weights")
+    page.wait_for_timeout(600)
+    assert not page.evaluate(lit)

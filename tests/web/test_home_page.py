@@ -64,6 +64,7 @@ def test_a_card_has_curve_picture_languages_and_command(page: Any, folder: Path)
     path = one.locator(".spark path").get_attribute("d")
     assert path.count("L") == len(losses) - 1
     expect(one.locator(".kind")).to_contain_text("English → German")
+    one.get_by_text("Settings").click()
     command = one.locator("code").inner_text()
     assert command == "manyheads train translator/run.toml --out NEW"
     one.get_by_role("button", name="Copy").click()
@@ -79,6 +80,53 @@ def test_a_card_has_curve_picture_languages_and_command(page: Any, folder: Path)
             }"""
         )
         assert colours > 20, run
+
+
+FRAME = "canvas => canvas.toDataURL()"
+
+
+def test_the_hero_plays_the_training_once_and_rests(page: Any) -> None:
+    visit(page, "/")
+    canvas = page.locator(".hero-picture canvas")
+    frames = {canvas.evaluate(FRAME)}
+    for _ in range(4):
+        page.wait_for_timeout(300)
+        frames.add(canvas.evaluate(FRAME))
+    assert len(frames) > 2
+    page.wait_for_timeout(6000)
+    last = canvas.evaluate(FRAME)
+    page.get_by_role("link", name="Train", exact=True).first.click()
+    settled(page)
+    page.go_back()
+    settled(page)
+    assert canvas.evaluate(FRAME) == last  # not again
+    box, frame = canvas.bounding_box(), page.locator(".hero-frame").bounding_box()
+    assert frame["y"] <= box["y"]
+    assert box["y"] + box["height"] <= frame["y"] + frame["height"]
+
+
+def test_reduced_motion_shows_the_last_frame_at_once(page: Any) -> None:
+    page.emulate_media(reduced_motion="reduce")
+    visit(page, "/")
+    canvas = page.locator(".hero-picture canvas")
+    first = canvas.evaluate(FRAME)
+    page.wait_for_timeout(500)
+    assert canvas.evaluate(FRAME) == first
+
+
+def test_cards_are_even_and_have_one_primary_link(page: Any) -> None:
+    visit(page, "/")
+    for run in watching.KINDS:
+        primary = card(page, run).locator("nav a.button")
+        expect(primary).to_have_count(1)
+        expect(primary).to_have_text("Watch")
+    for part in (".spark svg", "dl", "nav a.button"):
+        boxes = [card(page, run).locator(part).bounding_box() for run in watching.KINDS]
+        assert len({round(box["y"]) for box in boxes}) == 1, part
+    heights = [
+        card(page, run).locator(".spark span").bounding_box()["height"] for run in ("writer",)
+    ]
+    assert max(heights) < 20  # one line
 
 
 def test_train_says_where_the_training_stands(page: Any, folder: Path) -> None:
@@ -251,6 +299,7 @@ def test_the_difference_map_is_the_difference(
     )
     assert np.abs(now - past).max() > 1e-3
     assert np.allclose(drawn, now - past, atol=1e-6)
+    page.get_by_text("Options", exact=True).click()
     page.get_by_label("Compare with").select_option("")
     expect(page.get_by_role("region", name="Comparison")).to_be_hidden()
 

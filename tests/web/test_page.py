@@ -229,9 +229,9 @@ def test_the_sweep_is_the_knock_out_of_every_head(page: Any, address: str) -> No
 def test_a_link_restores_what_was_seen(page: Any) -> None:
     visit(page, TRANSLATOR)
     page.get_by_role("button", name="Encoder").click()
-    page.get_by_text("Display").click()
+    page.get_by_text("Options", exact=True).click()
     page.get_by_label("Sort by").select_option("entropy")
-    page.get_by_text("Display").click()
+    page.get_by_text("Options", exact=True).click()
     page.get_by_role("button", name=re.compile("^layer 2, head 2")).click()
     page.get_by_role("button", name="Lines").click()
     page.locator(".queries > div").nth(2).click()
@@ -289,6 +289,7 @@ def test_keys_alone_walk_the_page(page: Any, address: str) -> None:
     expect(page.locator("header")).to_be_hidden()
     box = staged.bounding_box()
     assert (box["width"], box["height"]) == (1280, 800)
+    expect(staged.locator(".scale .bar")).to_be_visible()
     label = page.locator(".staged .labels text").first
     assert label.evaluate("e => parseFloat(getComputedStyle(e).fontSize) * 2.5") >= 28
     page.evaluate("() => document.activeElement.blur()")
@@ -296,6 +297,42 @@ def test_keys_alone_walk_the_page(page: Any, address: str) -> None:
     expect(staged.locator("figcaption")).to_have_text("Encoder, layer 2, head 1")
     page.keyboard.press("Escape")
     expect(page.locator("header")).to_be_visible()
+
+
+def test_a_query_stays_when_another_head_is_shown(page: Any, address: str) -> None:
+    """The audience follows one word: the map shows where it attends in each head."""
+    visit(page, f"{TRANSLATOR}&map=decoder.cross&layer=0&head=0&cell=2,1")
+    trace = requested(page, address, run="translator", text=SENTENCE)
+    rows = next(one for one in trace["maps"] if one["name"] == "decoder.cross")["rows"]
+    columns = next(one for one in trace["maps"] if one["name"] == "decoder.cross")["columns"]
+    page.keyboard.press("]")
+    expect(page.get_by_role("heading", name="Cross, layer 1, head 2")).to_be_visible()
+    settled(page)
+    row = weights(address, trace["trace"], "decoder.cross", 0, 1)[2]
+    readout = page.locator(".heatmap .readout").inner_text()
+    assert readout.startswith(f"“{rows[2].strip()}” attends to “{columns[row.argmax()].strip()}”")
+    assert reads(readout, row.max())
+    page.get_by_role("button", name=re.compile("^layer 2, head 1")).click()
+    expect(page.locator(".heatmap .readout")).to_contain_text(f"“{rows[2].strip()}” attends to")
+
+
+def test_the_map_is_in_the_window(page: Any) -> None:
+    for width, height in ((1280, 800), (1920, 1080)):
+        page.set_viewport_size({"width": width, "height": height})
+        visit(page, f"/attention?run=translator&text={quote('The dog sees it.')}")
+        box = page.locator(".near figure.heatmap").bounding_box()
+        assert box["y"] + box["height"] <= height
+        canvas = page.locator(".near .plane > canvas").bounding_box()
+        assert canvas["width"] > 0.6 * box["width"]
+
+
+def test_options_move_nothing(page: Any) -> None:
+    visit(page, TRANSLATOR)
+    options = page.get_by_text("Options", exact=True)
+    before = options.bounding_box(), page.locator(".split").bounding_box()
+    options.click()
+    expect(page.get_by_label("Sort by")).to_be_visible()
+    assert (options.bounding_box(), page.locator(".split").bounding_box()) == before
 
 
 def test_what_is_saved_opens_offline(page: Any, browser: Any, address: str, tmp_path: Path) -> None:

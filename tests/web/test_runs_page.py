@@ -27,13 +27,14 @@ LAYERS, HEADS = 6, 8
 SECONDS = {256: 1.5, 1024: 3.0}  # by the tokens of a text, on quiet cores
 MEGABYTES = 32
 WORDS = [f"w{number}" for number in range(50)]
+# The first is the primary link: these runs have no probes, so none of them leads to Watch first.
 WAYS = {
     "translator": "Tour Watch Flow Attention Lens Positions Tokens Translate Decode Train",
-    "writer": "Watch Flow Attention Lens Positions Tokens Decode Train",
-    "reader": "Flow Attention Positions Tokens Fill Train",
+    "writer": "Decode Watch Flow Attention Lens Positions Tokens Train",
+    "reader": "Fill Flow Attention Positions Tokens Train",
     "labels": "Flow Attention Positions Tokens Train",
-    "pictures": "Watch Positions Image Train",
-    "piano": "Watch Flow Attention Lens Positions Tokens Decode Music Train",
+    "pictures": "Image Watch Positions Train",
+    "piano": "Music Watch Flow Attention Lens Positions Tokens Decode Train",
 }
 
 
@@ -100,7 +101,7 @@ def test_colours_up_to_the_greatest_of_a_map(page: Any) -> None:
     place = f"/attention?run=writer&text={quote(SENTENCE)}&layer=1&head=1&cell=3,1"
     visit(page, place)
     readout = page.locator(".heatmap .readout").inner_text()
-    page.get_by_text("Display").click()
+    page.get_by_text("Options", exact=True).click()
     page.get_by_label("Colours").select_option("own")
     settled(page)
     assert "colours=own" in page.url

@@ -41,6 +41,7 @@ def test_every_step_shows_its_text_formula_and_view(page: Any) -> None:
             assert "\\" not in formulas.text_content()
             cut = "(place) => place.scrollWidth - place.clientWidth"
             assert page.locator(".telling .math").evaluate(cut) <= 1, step["title"]
+        expect(page.locator(".telling .try")).to_contain_text(step["question"])
         if number + 1 < len(STEPS):
             page.locator("main").press("ArrowRight")
     expect(page.get_by_role("button", name="Next")).to_have_count(0)
@@ -120,3 +121,55 @@ def test_the_menu_stays_in_place_from_run_to_run(page: Any) -> None:
     expect(other.filter(has_text="Attention")).to_have_count(0)
     page.locator("#pages").get_by_role("link", name="Translate").click()
     expect(page.get_by_text("Showing “translator”")).to_be_visible()
+
+
+def test_on_stage_a_step_is_its_map_with_the_formula_below(page: Any) -> None:
+    number = next(n for n, step in enumerate(STEPS) if step["title"] == "Softmax")
+    visit(page, f"{PLACE}&stop={number}")
+    page.locator("main").press("s")
+    staged = page.locator("figure.staged")
+    expect(staged.locator(".plane > canvas")).to_be_visible()  # not the diagram
+    expect(staged.locator(".insight")).not_to_be_empty()
+    expect(staged.locator(".scale .bar")).to_be_visible()
+    formula = page.locator(".telling .math")
+    box, below = staged.bounding_box(), formula.bounding_box()
+    title = page.locator(".stagetitle").bounding_box()
+    assert title["y"] + title["height"] <= box["y"] + 1
+    assert box["y"] + box["height"] <= below["y"] + 1
+    assert below["y"] + below["height"] <= 800
+    math = formula.locator("math").bounding_box()
+    assert below["x"] <= math["x"]
+    assert math["x"] + math["width"] <= below["x"] + below["width"]
+    assert formula.evaluate("one => parseFloat(getComputedStyle(one).fontSize)") >= 20
+    page.locator("main").press("ArrowRight")
+    expect(page.locator(".stagetitle")).to_contain_text(STEPS[number + 1]["title"])
+    expect(page.locator("figure.staged .plane > canvas")).to_be_visible()
+
+
+def test_the_page_and_the_tour_write_formulas_alike(page: Any) -> None:
+    """A for weights, PE(pos, 2i), H for the encoder output; no functions without parentheses."""
+    letters = {}
+    for title, box in (("Softmax", "encoder.self.weights"), ("Embedding and position", "")):
+        number = next(n for n, step in enumerate(STEPS) if step["title"] == title)
+        visit(page, f"{PLACE}&stop={number}")
+        letters[title] = page.locator(".telling math").text_content()
+        if box:
+            visit(page, f"/flow?run=translator&box={box}")
+            flow = page.locator(".openbox .formula math").first.text_content()
+            assert flow.startswith("A")
+            assert letters[title].startswith("A")
+    assert "exp(" in letters["Softmax"]
+    assert "PE(pos,2i)=sin(" in letters["Embedding and position"]
+
+
+def test_steps_have_sentences_in_which_something_happens(page: Any) -> None:
+    """Tokens shows a word that is divided; Scale the softmax with and without √c."""
+    tokens, scale = (
+        next(n for n, step in enumerate(STEPS) if step["title"] == title)
+        for title in ("Tokens", "Scale")
+    )
+    visit(page, f"{PLACE}&stop={tokens}")
+    expect(page.locator(".live .insight").first).to_contain_text("divided into")
+    visit(page, f"{PLACE}&stop={scale}")
+    expect(page.locator(".scaled .second").first).to_be_visible()
+    expect(page.locator(".openbox .heatmap .insight")).to_contain_text("Without √c")

@@ -34,12 +34,12 @@ KINDS = ("translator", "writer", "pictures")
 # Draws one moment on a context that records ribbons (widths), cells (opacity) and texts.
 DRAWN = """async ({ run, at, layer }) => {
   const { drawWatch, layout } = await import("/page/watchview.js");
-  const { kindOf } = await import("/page/watchparts.js");
   const { unpacked, withBytes } = await import("/page/probes.js");
   const answer = await (await fetch(`/api/probes?run=${run}&since=0`)).json();
   const probes = await Promise.all(answer.records.map(unpacked));
   const sentences = await Promise.all(answer.sentences.map(withBytes));
   const drawn = { ribbons: [], cells: [], texts: [] };
+  const context = document.createElement("canvas").getContext("2d");
   const recorder = new Proxy(document.createElement("canvas").getContext("2d"), {
     get: (target, name) => {
       const { fillStyle, globalAlpha } = target;
@@ -54,7 +54,7 @@ DRAWN = """async ({ run, at, layer }) => {
   });
   const story = { run, probes, sentences };
   const moment = { at, sentence: 0, layer, hidden: new Set(), token: -1, focus: -1 };
-  const box = layout(1200, kindOf(story), probes[0].sentences[0].shape[1], sentences.length);
+  const box = layout(context, story, 0, { width: 1200, height: 600 });
   const names = ["panel", "text", "quiet", "edge", "strong", "alarm"];
   drawWatch(recorder, story, moment, Object.fromEntries(names.map((name) => [name, "#fff"])), box);
   return drawn;
@@ -143,8 +143,12 @@ def test_a_click_chooses_another_picture(page: Any) -> None:
     x, y = page.evaluate(
         """async () => {
           const { layout } = await import("/page/watchview.js");
-          const width = document.querySelector("canvas.watch").parentElement.clientWidth - 24;
-          const box = layout(Math.floor(width), "images", 2, 8);
+          const { refresh, sourceOf } = await import("/page/probes.js");
+          const story = sourceOf("pictures");
+          await refresh(story);
+          const canvas = document.querySelector("canvas.watch");
+          const [width, height] = [canvas.offsetWidth, canvas.offsetHeight];
+          const box = layout(canvas.getContext("2d"), story, 0, { width, height });
           return [box.left + 2.5 * (box.small + 10), box.strip + box.small / 2];
         }"""
     )
@@ -398,6 +402,20 @@ def test_the_stage_shows_all_of_it_sharply(page: Any, run: str) -> None:
     visit(page, f"/watch?run={run}&stage=1")
     canvas = page.locator("canvas.watch")
     box = canvas.bounding_box()
-    assert box["y"] + box["height"] <= 800
+    assert 770 < box["y"] + box["height"] <= 800
     fine = canvas.evaluate("c => c.width") / box["width"]
     assert fine == pytest.approx(1, abs=0.02)  # a pixel of the canvas is a pixel of the screen
+
+
+@pytest.mark.parametrize("run", KINDS)
+def test_the_figure_fills_the_window(page: Any, run: str) -> None:
+    """Without scrolling; it follows another size of the window."""
+    visit(page, f"/watch?run={run}{LAST}")
+    for width, height in ((1280, 800), (1920, 1080), (1280, 860)):
+        page.set_viewport_size({"width": width, "height": height})
+        page.wait_for_function(
+            """() => {
+              const { bottom } = document.querySelector(".watch-figure").getBoundingClientRect();
+              return bottom > innerHeight - 30 && bottom <= innerHeight;
+            }"""
+        )

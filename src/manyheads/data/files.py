@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import IO, Any
@@ -44,12 +45,19 @@ def _candidates(path: Path) -> list[Path]:
     return [path, *(path.with_name(path.name + suffix) for suffix in PACKED if path.name)]
 
 
+@lru_cache(maxsize=1)
+def _content(stream: Any) -> bytes:
+    """Standard input, kept: training reads its data once for each split."""
+    content: bytes = stream.read()
+    return content
+
+
 @contextmanager
 def open_file(path: Path) -> Iterator[IO[bytes] | io.BufferedIOBase]:
     """A file as a stream, decompressed by the suffix of its name; `-` is standard input."""
     try:
         if path == STDIN and sys.stdin is not None:
-            yield sys.stdin.buffer
+            yield io.BytesIO(_content(sys.stdin.buffer))
             return
         with path.open("rb") as file:
             if path.suffix == ".gz":
@@ -88,8 +96,7 @@ def stream_lines(path: Path) -> Iterator[str]:
         is_empty = False
         yield line
     if is_empty:
-        again = "standard input is read only once, save it as a file"
-        fix = again if path == STDIN else "replace or remove it"
+        fix = "pipe the data in, or name a file" if path == STDIN else "replace or remove it"
         raise DataError(f"{path}: the file is empty; {fix}")
 
 

@@ -153,7 +153,10 @@ class TranslationTask(BaseTask[Batch]):
             self.data.add_bpe_dropout(part, segmenters, copies - 1, max_length)
         if train.guided_alignment:
             if getattr(part, "aligned", None) is None:  # prepared data has none either
-                raise UserError("train.guided_alignment needs word links: set data.alignment=FILE")
+                raise UserError(
+                    "train.guided_alignment needs word links of two files: set data.alignment "
+                    "next to data.source and data.target"
+                )
             self.data.add_links(part, self.tokenizer)
         self.digest = self.data.digest()
         self.notes += [*self.data.notes, *self.valid.notes]

@@ -65,7 +65,8 @@ def export(folder: Path, to: Path) -> Path:
 
 async def _record(folder: Path, runs: list[dict[str, Any]]) -> dict[str, Any]:
     recorder = Recorder(folder)
-    for file in ("tour.json", *sorted(path.name for path in PAGE.glob("watch*.js"))):
+    modules = sorted(path.name for path in PAGE.glob("watch*.js"))  # a saved film has them
+    for file in ("tour.json", "numbers.js", *modules):
         await recorder.get(f"/page/{file}")
     shown = [_without_path(run) for run in runs]
     await recorder.get("/api/runs", change=lambda answer: {**answer, "runs": shown})

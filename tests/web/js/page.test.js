@@ -23,14 +23,17 @@ const { exact, percent, shown, spelled, visible } = await import(`${page}/dom.js
 const { csv, wrapped } = await import(`${page}/exports.js`);
 const { cellOf, coverages, greatestHead, limited, reordered, tellingCell } = await import(`${page}/fitting.js`);
 const { diagram, headDiagram, headOf, pathOf, sublayers } = await import(`${page}/flowlayout.js`);
-const { attentionStory, bareWord, classStory, deciding, fillStory, goldCells, halfOf, knockStory, lookStory, lossStory, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, stepStory, tokenStory, wordsOf } = await import(`${page}/insights.js`);
+const { attentionStory, bareWord, classStory, deciding, fillStory, goldCells, knockStory, lookStory, lossStory, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, stepStory, tokenStory, wordsOf } = await import(`${page}/insights.js`);
 const { handsOf } = await import(`${page}/dials.js`);
 const { mathml } = await import(`${page}/math.js`);
+const { boxStory, lengthsOf, softmax, weightStory } = await import(`${page}/flowstory.js`);
+const { offsetsOf, roleOf } = await import(`${page}/headgrid.js`);
 const { strongest } = await import(`${page}/lines.js`);
 const { address, change, onChange, pageName, read } = await import(`${page}/state.js`);
 const { columnsFor, greedyPath } = await import(`${page}/tree.js`);
-const { mostReordered } = await import(`${page}/watchparts.js`);
-const { compared, captionOf, milestones, moved, pace } = await import(`${page}/watchstory.js`);
+const { drawBars, justified, mostReordered, tiling } = await import(`${page}/watchparts.js`);
+const { layout } = await import(`${page}/watchview.js`);
+const { captionOf, chosen, compared, halfOf, milestones, pace, regularHead } = await import(`${page}/watchstory.js`);
 
 test("ticks are round numbers inside the range", () => {
   assert.deepEqual(ticks(0, 10), [0, 2, 4, 6, 8, 10]);
@@ -191,13 +194,21 @@ test("what Watch says is computed from the probes", () => {
   const far = [3, 1, 3, 0, 4, 5]; // “gehen” from the first word, “Er” from the fourth
   const story = { run: "r", sentences: [{ source_tokens: source, target_tokens: target }], probes: [probe([], 9, ...still), probe([" wird", "</s>"], 8, ...still), probe(target, 1, ...crossed), probe(target, 1, ...far)] };
   const moment = (at) => ({ at, sentence: 0, layer: 0, hidden: new Set(), token: -1, focus: -1 });
-  assert.match(captionOf(story, moment(0)), /nothing/);
-  assert.match(captionOf(story, moment(1)), /^1 of 5 tokens are right\. Head 1·1 aligns best: 20 %/);
-  assert.match(captionOf(story, moment(2)), /^All 5 tokens are right\. Each word attends/);
-  assert.equal(moved(story, moment(2)), null); // by one position only
-  const found = moved(story, moment(3));
+  const caption = (one) => captionOf(story, one).join(" ");
+  assert.match(caption(moment(0)), /nothing/);
+  assert.match(caption(moment(1)), /^1 of 5 tokens are right\. Head 1·1 aligns best: 20 %/);
+  assert.match(caption(moment(2)), /^No word attends clearly to one far .* All 5 tokens are right/);
+  const atRest = { ...moment(3), resting: true };
+  assert.equal(chosen(story, { ...moment(2), resting: true }), null); // moved by one position only
+  assert.equal(chosen(story, moment(3)), null); // it still moves
+  const found = chosen(story, atRest);
   assert.deepEqual([found.row, found.column, found.last], [3, 0, true]); // the end of the clause comes first
-  assert.match(captionOf(story, moment(3)), /“gehen” comes last in its clause: it attends to “He”/);
+  assert.match(caption(atRest), /^“gehen” comes last in its clause: it attends to “He”/);
+  // The word written last leads, as one under the pointer does: the caption names no ribbon that is hidden.
+  assert.match(caption({ ...atRest, token: 1 }), /^“wird” attends most to “will”: 100 % of its weight\.$/);
+  assert.deepEqual(chosen(story, { ...atRest, token: 1, focus: 2 }), { row: 2, column: 3 });
+  const silly = { ...story, probes: [probe([" die", " die", " die", " die", " Hut"], 8, ...still), ...story.probes] };
+  assert.match(captionOf(silly, moment(0)).join(" "), /^It repeats “die”\. 0 of 5 tokens are right/);
   assert.deepEqual(milestones(story, 0), [{ at: 1, text: "first right word" }, { at: 2, text: "all right" }]);
   const dots = { ...story, probes: [probe([".", "."], 8, ...still), ...story.probes] };
   assert.equal(milestones(dots, 0)[0].at, 2); // a point is right, but no word
@@ -206,6 +217,81 @@ test("what Watch says is computed from the probes", () => {
   assert.equal(position(1), 3);
   const taken = (from, to) => Array.from({ length: 1001 }, (_, n) => position(n / 1000)).filter((at) => at >= from && at < to).length;
   assert.ok(taken(1, 2) > taken(0, 1)); // slow where the loss changes most
+  const flat = { ...story, probes: [9, 9, 9, 9, 9, 9, 9, 1, 9, 1].map((loss) => probe(target, loss, ...still)) };
+  const share = (from, to) => Array.from({ length: 1001 }, (_, n) => pace(flat)(n / 1000)).filter((at) => at >= from && at < to).length / 1001;
+  assert.ok(share(0, 6) < 0.1); // nothing is learned, even if it takes most of the probes
+  assert.ok(share(7, 9) < 0.05); // nor when the loss only comes back
+});
+
+test("what the heads of a language model do", () => {
+  const tokens = ["a", "b", "\n", "c", "d", "e"];
+  const weights = (at) => tokens.flatMap((_, row) => tokens.map((__, column) => (column === at(row) ? 255 : 0)));
+  const before = weights((row) => Math.max(0, row - 1));
+  const back = weights((row) => (row > 2 ? 2 : row));
+  const even = tokens.flatMap((_, row) => tokens.map((__, column) => (column <= row ? 255 / (row + 1) : 0)));
+  const story = (...maps) => ({
+    sentences: [{ kind: "language", source_tokens: tokens.slice(0, 3), target_tokens: tokens.slice(3) }],
+    probes: [{ step: 1, sentences: [{ shape: [1, maps.length, 6, 6], weights: maps.flat(), reference_log_probs: [-Math.log(4)] }] }],
+  });
+  const moment = { at: 0, sentence: 0, layer: 0, hidden: new Set(), token: -1, focus: -1 };
+  assert.equal(regularHead(story(even), moment), null);
+  assert.match(captionOf(story(even), moment)[0], /^No head of this layer has a simple pattern/);
+  const both = story(back, before);
+  assert.equal(captionOf(both, moment)[0], "Head 1·1 returns to “⏎” (token 3): 100 % of the weight of all later tokens.");
+  assert.equal(captionOf(both, { ...moment, hidden: new Set([0]) })[0], "Head 1·2 looks at the token before: 100 % of its weight.");
+  assert.equal(captionOf(both, moment)[1], "Perplexity 4: as unsure as a choice among 4 equally likely tokens.");
+});
+
+test("where the heads look in a picture, and how that has changed", () => {
+  const probe = (step, ...weights) => ({ step, sentences: [{ shape: [1, 1, 2, 2], weights, probabilities: [["3", 0.8], ["5", 0.2]], reference_log_probs: [-1] }] });
+  const story = (label) => ({ sentences: [{ kind: "images", label }], probes: [probe(0, 9, 9, 9, 9), probe(7, 255, 0, 0, 0)] });
+  const moment = (at) => ({ at, sentence: 0, layer: 0, hidden: new Set(), token: -1, focus: -1 });
+  assert.deepEqual(captionOf(story("3"), moment(1)), ["Head 1·1 has half of its attention on 1 of 4 patches, at step 0 on 2.", "Right: “3” has 80 %."]);
+  assert.deepEqual(captionOf(story("5"), moment(0)), ["Wrong: it takes “5” for “3” (80 %).", "Head 1·1 has half of its attention on 2 of 4 patches."]);
+});
+
+test("rows of words begin and end at the same x", () => {
+  const context = { font: "", measureText: (text) => ({ width: text.length * Number.parseFloat(context.font) }) };
+  const rows = [["Must", " she", " rest", "</s>"], ["Muss", " sie", " sich", " jetzt", " ausruhen", "</s>"]];
+  const sides = { left: 10, right: 900, size: 20, least: 12 };
+  const edges = ({ centres, widths }) => [centres[0] - widths[0] / 2, centres.at(-1) + widths.at(-1) / 2];
+  const [above, below] = justified(context, rows, sides);
+  edges(below).forEach((edge, at) => assert.ok(Math.abs(edge - edges(above)[at]) < 1e-9 && edge >= 10 && edge <= 900));
+  assert.equal(above.font, below.font);
+  const tight = justified(context, rows, { ...sides, right: 470 });
+  for (const { centres, widths, font } of tight) {
+    assert.ok(font < 20 && font >= 12);
+    centres.slice(1).forEach((centre, at) => assert.ok(centre - widths[at + 1] / 2 - centres[at] - widths[at] / 2 >= 0.5 * font - 1e-9)); // no two words touch
+  }
+  assert.equal(justified(context, rows, { ...sides, right: 200 }), null);
+});
+
+test("on stage the ribbons of a sentence get the most of the height", () => {
+  const context = { font: "", measureText: (text) => ({ width: 0.56 * text.length * Number.parseFloat(context.font.replace("700 ", "")) }) };
+  const words = (text) => [...text.split(" "), "</s>"];
+  const sentence = { source_tokens: words("Must Sophie rest near the forest in autumn ?"), target_tokens: words("Muss Sophie sich im Herbst in der Nähe des Waldes ausruhen ?") };
+  const story = { run: "r", sentences: [sentence], probes: [] };
+  const [zoom, height] = [2.5, 306]; // of the style sheet; a window of 1280 × 800
+  const box = layout(context, story, 0, { width: 488, height, compact: true });
+  assert.ok(zoom * (box.target - box.words[1].font - box.top - 8) >= 350);
+  assert.ok(box.height <= height);
+  assert.ok(zoom * box.words[1].font >= 28);
+});
+
+test("the bars of a sentence keep their width while it is written", () => {
+  const words = { centres: [20, 60, 120], widths: [30, 26, 80] };
+  const drawn = (count) => {
+    const rectangles = [];
+    drawBars({ fillRect: (...box) => rectangles.push(box) }, words, count, 0, 6, {}, () => 0.5);
+    return rectangles;
+  };
+  assert.deepEqual(drawn(2), drawn(3).slice(0, 4));
+  assert.deepEqual(drawn(3).map(([, , wide]) => wide), [30, 15, 26, 13, 57, 28.5]); // not over a neighbour
+});
+
+test("tiles are as large as the space allows", () => {
+  assert.deepEqual(tiling(5, 1000, 120, 10, 20), { size: 100, across: 5, down: 1 });
+  assert.deepEqual(tiling(4, 210, 240, 10, 20), { size: 100, across: 2, down: 2 });
 });
 
 test("heads that cover the source, and the cell to begin with", () => {
@@ -382,8 +468,8 @@ test("the hands of rotary positions turn as their channels do", () => {
   const turned = (at, pair) => [Math.cos, Math.sin].map((part) => part(Math.PI / 4 + at * angles[pair]));
   const rows = [0, 1, 2, 3].map((at) => [turned(at, 0), turned(at, 1)]);
   const tables = { interleaved: rows.map(([[a, b], [c, d]]) => [a, b, c, d]), halves: rows.map(([[a, b], [c, d]]) => [a, c, b, d]) };
-  for (const [layout, table] of Object.entries(tables)) {
-    const hands = handsOf({ shape: [4, 4], values: table.flat() }, layout);
+  for (const [pairing, table] of Object.entries(tables)) {
+    const hands = handsOf({ shape: [4, 4], values: table.flat() }, pairing);
     assert.deepEqual(hands.map(({ number }) => number), [0, 1]);
     hands.forEach(({ turn, angles: all }, pair) => {
       assert.ok(Math.abs(turn - (angles[pair] * 180) / Math.PI) < 1e-9);
@@ -415,4 +501,63 @@ test("a mask is compared with its prediction from the words before it", () => {
   assert.match(fillStory([mask(0.2)], ["in"], mask(0.6)), /mislead/);
   assert.match(fillStory([mask(0.5)], ["in"], mask(0.5)), /change little/);
   assert.match(fillStory([mask(0.6)], ["in"]), /first choice \(60 %\)\.$/);
+});
+
+test("a clause that ends in two verbs is told with both", () => {
+  const rows = ["das", " Bild", " verstecken", " wird", "."];
+  const columns = [" will", " hide", " the", " picture", "."];
+  const links = [2, 3, 1, 0, 4];
+  const values = rows.flatMap((_, row) => columns.map((__, column) => Number(links[row] === column)));
+  const both = "“verstecken” and “wird” come last in their clause: they attend to “hide” and “will”.";
+  assert.equal(weightStory({ rows, columns, values }, 3), both);
+  assert.equal(weightStory({ rows, columns, values }, 2), both);
+  assert.equal(weightStory({ rows, columns, values }, 1), "“Bild” attends most to “picture”: 100 % of its weight.");
+});
+
+test("what a box of Flow shows", () => {
+  const near = { kind: "self", of: () => undefined };
+  const tell = (what, rows, columns, values, at, more = {}) => boxStory({ name: `decoder.self.${what}`, words: [] }, { rows, columns, values }, at, { ...near, ...more });
+  const masked = [1, -Infinity, -Infinity, 1, 2, -Infinity, 0, 0, 0];
+  const [a, b, c] = ["a", " b", " c"];
+  assert.match(tell("masked", [a, b, c], [a, b, c], masked, [0, 0]), /^2 tokens that “a” must not see have a score of −∞/);
+  assert.match(tell("masked", [a, b, c], [a, b, c], masked, [1, 2]), /“b” must not see “c”/);
+  assert.match(tell("masked", [a, b, c], [a, b, c], masked, [2, 0]), /^The query of “c” fits the key of “a” best: 0/);
+  const scaled = [softmax([1, 0]), softmax([4, 0])];
+  assert.match(tell("scores", [a], [a, b], [1, 0], [0, 0], { scaled }), /Without √c its weight would be 98.2 %, not 73.1 %/);
+  const weights = { rows: [a, b], columns: [a, b], values: [0.25, 0.75, 0.6, 0.4] };
+  assert.match(tell("q", [a, b], ["1"], [1, 1], [0, 0], { weights }), /fits the key of “b” best: that token gets 75 %/);
+  assert.match(tell("v", [a, b], ["1"], [1, 1], [0, 0], { weights }), /The value of “a” goes most to “b”, with a weight of 60 %/);
+  assert.match(tell("mix", [a, b], ["1"], [1, 1], [1, 0], { weights }), /holds 60 % of the value of “a”, 40 % of that of “b”/);
+  const output = [0, 4, 3, 0]; // added to x = [1, 0] and [0, 4]
+  assert.match(tell("sum", [a, b], ["1", "2"], [1, 4, 3, 4], [0, 0], { of: () => output }), /^Self-attention changes “a” most: it adds a vector of length 4 to one of 1\./);
+  assert.match(tell("states", [a, b, c], ["1", "2"], [1, 0, 0, 1, 2, 0.1], [0, 0]), /^“a” and “c” have the most similar vectors/);
+  assert.deepEqual(lengthsOf([3, 4, 0, 1], 2), [5, 1]);
+  assert.equal(softmax([1000, 0])[0], 1);
+});
+
+test("a head is named by the distance at which it looks", () => {
+  const back = [255, 0, 0, 255, 0, 0, 0, 255, 0]; // each token attends to the one before it
+  const even = [85, 85, 85, 85, 85, 85, 85, 85, 85];
+  const offsets = offsetsOf({ shape: [1, 2, 3, 3], values: Uint8Array.from([...back, ...even]) });
+  assert.equal(offsets[0][0].get(-1), 1);
+  const map = { statistics: { entropy: [[0, Math.log2(3)]], first: [[0.4, 0.33]] }, offsets };
+  assert.equal(roleOf(map, 0, 0).name, "1 back 100\u00a0%");
+  map.offsets[0][1].forEach((_, distance, shares) => shares.set(distance, 0.1));
+  assert.deepEqual(roleOf(map, 0, 1), { name: "3 tokens", does: "spreads its weight over about 3 tokens" });
+});
+
+test("colours of the dark theme begin at its panels", () => {
+  const before = location.search;
+  location.search = "?theme=dark";
+  try {
+    const light = ([red, green, blue]) => 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+    assert.deepEqual(rgb(0, "ink"), [30, 34, 38]);
+    for (const [from, to] of [[0, 255], [128, 0], [128, 255]]) {
+      const scale = from ? "signed" : "ink";
+      assert.ok(light(rgb(to, scale)) > light(rgb(from, scale)) + 100);
+    }
+    assert.notDeepEqual(rgb(NOTHING, "signed"), rgb(128, "signed"));
+  } finally {
+    location.search = before;
+  }
 });

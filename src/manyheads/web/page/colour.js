@@ -1,9 +1,9 @@
 // Numbers as colours: white to ink for weights, blue–white–red around zero for signed values, viridis
-// (public domain) as an option for weights. Lightness is monotonic in each of them on both sides of
+// (public domain) as an option for weights. In the dark theme white is the colour of a panel, and ink is light. Lightness is monotonic in each of them on both sides of
 // zero, so that they are also read in grey and by people who do not see red and green apart.
 
 import { context2d } from "./dom.js";
-import { read } from "./state.js";
+import { isDark, read } from "./state.js";
 
 const VIRIDIS =
   "44015444025645045745055946075a46085c460a5d460b5e470d60470e61471063471164471365481467481668481769" +
@@ -25,7 +25,7 @@ const VIRIDIS =
 
 /** The index of −∞ in a scale, after the 256 colours of a byte. */
 export const NOTHING = 256;
-const GREY = [142, 147, 153]; // −∞: neither low nor high
+const [GREY, DARK_GREY] = [[142, 147, 153], [92, 98, 105]]; // −∞: neither low nor high
 
 /** Colours between some of equal distance. @param {number[][]} stops */
 function between(stops) {
@@ -44,23 +44,36 @@ const signed = between([[5, 48, 97], [51, 122, 183], [146, 197, 222], [255, 255,
 
 const wrong = between([[255, 255, 255], [255, 222, 190], [245, 166, 100], [196, 92, 22], [112, 44, 4]]); // of what is wrong, beside ink
 
-const repeated = between([[255, 255, 255], [196, 199, 203]]); // of what is no news
+/** The same scales in the dark theme: they begin at the colour of its panels. */
+const night = {
+  ink: between([[30, 34, 38], [66, 77, 104], [112, 129, 172], [172, 188, 224], [240, 244, 255]]),
+  signed: between([[176, 220, 255], [96, 170, 232], [45, 92, 140], [30, 34, 38], [140, 62, 48], [226, 116, 92], [255, 205, 180]]),
+  repeated: between([[30, 34, 38], [70, 74, 80]]),
+  wrong: between([[30, 34, 38], [84, 58, 38], [150, 88, 38], [222, 136, 62], [255, 206, 150]]),
+};
 
+const repeated = between([[255, 255, 255], [196, 199, 203]]); // of what is no news
 const heat = between([[225, 225, 225], [255, 140, 26]]); // over a picture: as opaque as the weight is large
 
 /** @typedef {"ink"|"signed"|"viridis"|"heat"|"wrong"|"repeated"} Scale */
-const SCALES = Object.fromEntries(
-  Object.entries({ ink, signed, viridis, heat, wrong, repeated }).map(([name, colours]) => {
-    const all = [...colours, GREY];
-    return [name, { colours: all, pixels: new Uint32Array(Uint8Array.from(all.flatMap((one) => [...one, 255])).buffer) }];
-  }),
-);
+/** @param {Record<string, number[][]>} scales @param {number[]} grey */
+const tables = (scales, grey) =>
+  Object.fromEntries(
+    Object.entries(scales).map(([name, colours]) => {
+      const all = [...colours, grey];
+      return [name, { colours: all, pixels: new Uint32Array(Uint8Array.from(all.flatMap((one) => [...one, 255])).buffer) }];
+    }),
+  );
+const LIGHT = tables({ ink, signed, viridis, heat, wrong, repeated }, GREY);
+const DARK = tables({ viridis, heat, ...night }, DARK_GREY);
+/** A scale in the theme on screen. @param {Scale} scale */
+const tableOf = (scale) => (isDark() ? DARK : LIGHT)[scale];
 
 /** The scale of weights and probabilities: white to ink, or viridis by `palette=viridis` in the URL. */
 export const weightScale = () => /** @type {Scale} */ (read().palette === "viridis" ? "viridis" : "ink");
 
 /** A colour as [red, green, blue]. @param {number} byte @param {Scale} [scale] */
-export const rgb = (byte, scale = weightScale()) => SCALES[scale].colours[byte];
+export const rgb = (byte, scale = weightScale()) => tableOf(scale).colours[byte];
 
 /**
  * The byte of a value: round(255 · (value − low) / (high − low)), kept between 0 and 255; −∞ is NOTHING.
@@ -92,7 +105,7 @@ export const LINES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b57a00", "#3
  * @param {number} rows @param {number} columns @param {Scale} [scale]
  */
 export function paint(canvas, bytes, rows, columns, scale = weightScale()) {
-  const table = SCALES[scale].pixels;
+  const table = tableOf(scale).pixels;
   canvas.width = columns;
   canvas.height = rows;
   const context = context2d(canvas);

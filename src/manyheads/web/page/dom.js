@@ -1,8 +1,9 @@
 // Templates (lit-html), elements, and the controls that all pages use.
 
+import { percent, shown } from "./numbers.js";
 import { html, nothing, render } from "./vendor/lit-html.js";
 
-export { html, nothing, render };
+export { html, nothing, percent, render, shown };
 
 /** @typedef {import("./vendor/lit-html.js").TemplateResult} Template */
 /** @typedef {Template|Node|string|null} Part what a template can hold */
@@ -106,25 +107,8 @@ export function identity(control) {
   return control.id || `${control.tagName} ${words}`;
 }
 
-/** Formats a number with `digits` + 1 significant digits, and all of an integer part: 0.0774, −96, 1235, 2.06e−8, −∞. */
-export function shown(number, digits = 2) {
-  if (number === null || number === undefined) return "–";
-  if (number === -Infinity) return "−∞";
-  const size = Math.abs(number);
-  const isScientific = size !== 0 && (size < 1e-4 || size >= 1e6);
-  const plain = size >= 10 ** digits ? number.toFixed(0) : String(Number(number.toPrecision(digits + 1)));
-  return (isScientific ? number.toExponential(digits).replace(/\.?0+e/, "e") : plain).replaceAll("-", "−");
-}
-
 /** A number of a table: six significant digits. */
 export const exact = (number) => shown(number, 5);
-
-/** A probability: 73.6 %, 0.12 %, < 0.01 %, > 99.9 %. */
-export function percent(share) {
-  if (share > 0 && share < 1e-4) return "< 0.01 %";
-  if (share < 1 && share >= 0.9995) return "> 99.9 %";
-  return `${Number(Number((100 * share).toPrecision(3)).toFixed(2))} %`;
-}
 
 /** A subword with visible whitespace. */
 export function visible(piece) {

@@ -2,7 +2,7 @@
 // width is the mean norm ‖x‖. Geometry comes from flowlayout.js.
 
 import { byteOf, css, paint, scaleFor } from "./colour.js";
-import { element, escaped, shown, svgElement, visible } from "./dom.js";
+import { afterPause, element, escaped, shown, svgElement, visible } from "./dom.js";
 import { Figure } from "./figure.js";
 import { diagram, headDiagram, headOf, pathOf, sublayers } from "./flowlayout.js";
 import { lengthsOf } from "./flowstory.js";
@@ -79,6 +79,7 @@ export class FlowBoxes extends Figure {
   constructor({ choose }) {
     super("flowboxes");
     this.choose = choose;
+    this.shineLater = afterPause(() => this.shine(), FROM); // when the layout has settled
     this.plane = element("div", { class: "diagram", role: "group", "aria-label": "Diagram of the forward pass" });
     this.frame = element("div", { class: "columns" }, this.plane);
     const legend = element(
@@ -116,7 +117,7 @@ export class FlowBoxes extends Figure {
     this.open("");
     this.name = "flow";
     this.draw();
-    this.shine();
+    this.shineLater();
   }
 
   /** Once for each attention that opens: the way from query and key over the weights to the output lights up. */
@@ -128,7 +129,7 @@ export class FlowBoxes extends Figure {
       .map((step) => step.map((what) => `${place}.${what}`).filter((name) => this.buttons.has(name)))
       .filter((step) => step.length)
       .forEach((step, at) => {
-        const how = { duration: SHINE, delay: FROM + STEP * at, easing: "ease-out" };
+        const how = { duration: SHINE, delay: STEP * at, easing: "ease-out" };
         for (const name of step) {
           this.buttons.get(name).animate({ boxShadow: ["0 0 0 0 transparent", "0 0 0 5px var(--strong)", "0 0 0 9px transparent"] }, how);
           for (const edge of this.plane.querySelectorAll(`.edge[data-to="${name}"] path`)) edge.animate({ strokeWidth: ["1.6px", "6px", "1.6px"] }, how);

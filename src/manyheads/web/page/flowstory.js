@@ -9,12 +9,13 @@ import { farthest, tellMove } from "./watchstory.js";
  */
 export function weightStory({ rows, columns, values }, row) {
   const value = (query, key) => values[query * columns.length + key];
-  const moved = farthest(rows, columns, value);
+  const moved = rows.join(" ") === columns.join(" ") ? null : farthest(rows, columns, value); // in self-attention no word order changes
   if (moved && (moved.row === row || moved.before.some(([at]) => at === row))) return tellMove(moved, rows, columns);
   const [best] = greatest(values, row, columns.length);
   return `${said(rows[row])} attends most to ${said(columns[best])}: ${percent(value(row, best))} of its weight.`;
 }
 
+const tokens = (count) => `${count} token${count > 1 ? "s" : ""}`;
 const said = (label) => `“${plain(label)}”`;
 /** The columns of a row, the greatest value first. @param {ArrayLike<number>} values @returns {number[]} */
 const greatest = (values, row, width) => Array.from({ length: width }, (_, at) => at).sort((one, other) => values[row * width + other] - values[row * width + one]);
@@ -46,9 +47,12 @@ export function boxStory({ name, words }, matrix, [row, column], near) {
   const value = (query, key) => values[query * columns.length + key];
   const what = name.slice(name.lastIndexOf(".") + 1);
   const at = said(rows[row]);
-  if (what === "weights") return weightStory(matrix, row);
+  const scores = what === "masked" ? values : near.of("masked");
+  const hidden = scores ? columns.filter((_, key) => scores[row * columns.length + key] === -Infinity).length : 0;
+  if (what === "weights") return weightStory(matrix, row) + (hidden ? ` ${tokens(hidden)} that it must not see ${hidden > 1 ? "get" : "gets"} 0.` : "");
   if (what === "mask") return `${at} sees ${columns.filter((_, key) => value(row, key) === 0).length} of ${columns.length} tokens; the scores of the others become −∞.`;
   if (what === "masked" && value(row, column) === -Infinity) return `${at} must not see ${said(columns[column])}, which comes later: the score is −∞, the weight 0.`;
+  if (what === "masked" && hidden) return `${tokens(hidden)} that ${at} must not see ${hidden > 1 ? "have" : "has"} a score of −∞ (grey): the softmax gives ${hidden > 1 ? "them" : "it"} the weight 0.`;
   if (what === "scores" || what === "masked") {
     const [best] = greatest(values, row, columns.length);
     const without = near.scaled ? ` Without √c its weight would be ${percent(near.scaled[1][best])}, not ${percent(near.scaled[0][best])}.` : "";

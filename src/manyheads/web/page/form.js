@@ -37,7 +37,7 @@ export class TextAndTarget {
     this.text = textArea("text", forgotten);
     this.target = textArea("target", forgotten);
     this.targetLabel = field("Target (optional)", this.target);
-    this.target.placeholder = "the model’s own output";
+    this.target.placeholder = "the model’s output";
     this.root = element("div", { class: "pair" }, field("Text", this.text), this.targetLabel);
   }
 

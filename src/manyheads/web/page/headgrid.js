@@ -9,27 +9,46 @@ import { Figure, onArrow } from "./figure.js";
  * @property {string} name @property {number} layers @property {number} heads @property {string[]} rows
  * @property {string[]} columns @property {Record<string, number[][]>} statistics @property {boolean} [rollout]
  * @property {number[][]} [covered] in cross-attention the share of the source's words that each head covers
+ * @property {Map<number, number>[][]} [offsets] in self-attention the mean weight on the token at some distances
  */
 
-const MOST = 0.5; // of the weight, from which a head has a role
+const [MOST, MUCH] = [0.5, 0.3]; // of the weight: from which a head rests on the first token, or has a distance
+/** Distances that have a name, and what a head does there. @type {[number, string, string][]} */
+const DISTANCES = [[-1, "1 back", "looks one token back"], [-2, "2 back", "looks two tokens back"], [0, "itself", "lets each token attend to itself"], [1, "1 ahead", "looks one token ahead"]];
 
 /**
- * What a head does, from its statistics: a short name, and a sentence.
- * @param {AttentionMap} map @param {number} layer @param {number} head @returns {{name: string, sentence: string}}
+ * The mean weight of each head on the tokens at the distances that have a name.
+ * @param {import("./api.js").Tensor} bytes layers, heads, queries, keys @returns {Map<number, number>[][]}
  */
-export function roleOf({ statistics, covered }, layer, head) {
+export function offsetsOf({ shape: [layers, heads, rows, columns], values }) {
+  const mean = (map, offset) => {
+    let [sum, count] = [0, 0];
+    for (let row = Math.max(0, -offset); row < rows && row + offset < columns; row++, count++) sum += values[(map * rows + row) * columns + row + offset];
+    return sum / 255 / (count || 1);
+  };
+  return Array.from({ length: layers }, (_, layer) => Array.from({ length: heads }, (__, head) => new Map(DISTANCES.map(([offset]) => [offset, mean(layer * heads + head, offset)]))));
+}
+
+/**
+ * What a head does, from its statistics: a short name, and in words.
+ * @param {AttentionMap} map @param {number} layer @param {number} head @returns {{name: string, does: string}}
+ */
+export function roleOf({ statistics, covered, offsets }, layer, head) {
   const of = (name) => statistics[name]?.[layer][head] ?? NaN;
   const percent = (name) => `${Math.round(100 * of(name))}\u00a0%`;
   const among = 2 ** of("entropy");
   if (covered) {
     const share = `${Math.round(100 * covered[layer][head])}\u00a0%`;
-    return { name: `finds ${share}`, sentence: `Finds the source words: each gets ${share} of the weight of some token, on average.` };
+    return { name: `covers ${share}`, does: `covers the source words: each gets ${share} of the weight of some token, on average` };
   }
-  if (of("previous") >= MOST) return { name: "previous token", sentence: `Looks one token back: ${percent("previous")} of its weight.` };
-  if (of("first") >= MOST) return { name: "first token", sentence: `Rests on the first token: ${percent("first")} of its weight.` };
-  if (of("distance") < MOST) return { name: "itself", sentence: "Each token mostly attends to itself." };
-  if (among < 2.5) return { name: "one token", sentence: "Each token attends to one or two others." };
-  return { name: `${Math.round(among)} tokens`, sentence: `Spreads its weight over about ${Math.round(among)} tokens.` };
+  if (of("first") >= MOST) return { name: "first token", does: `rests on the first token: ${percent("first")} of its weight` };
+  const near = offsets?.[layer][head] ?? new Map();
+  const [offset, name, does] = DISTANCES.reduce((best, one) => (near.get(one[0]) > near.get(best[0]) ? one : best));
+  if (near.get(offset) >= MUCH) {
+    const share = `${Math.round(100 * near.get(offset))}\u00a0%`;
+    return { name: `${name} ${share}`, does: `${does}: ${share} of its weight` };
+  }
+  return { name: `${Math.round(among)} tokens`, does: `spreads its weight over about ${Math.round(among)} tokens` };
 }
 
 export class HeadGrid extends Figure {

@@ -1,13 +1,14 @@
 // A matrix as a heat map: one canvas pixel per cell, with labels, a cursor moved by arrow keys,
 // a read-out of the cell, and the same numbers as a table.
 
-import { byteOf, css, paint, scaleFor } from "./colour.js";
+import { byteOf, css, NOTHING, paint, scaleFor } from "./colour.js";
 import { element, escaped, exact, shown, svgElement, visible, plain } from "./dom.js";
 import { Figure, onArrow } from "./figure.js";
 
 const LETTER = 0.6; // the width of a letter of a label, as a share of its height
-const [FONT, LARGE, ROOMY] = [12, 14, 560]; // heights of labels; the width from which they are large
+const [FONT, STAGE, LARGE, ROOMY] = [12, 11.5, 14, 560]; // heights of labels, on stage 28 pixels; the width from which they are large
 const TITLE = 16; // the height of the title of an axis
+const [FEW, FLAT] = [4, 20]; // rows that are tall; the height of those of a wide map on stage
 const LEAST = 14; // the height of a cell whose label can be read
 const MOST_RECTANGLES = 64 * 64; // in a saved picture; above that the map is one image in it
 const MOST_IN_TABLE = 64 * 64;
@@ -68,7 +69,7 @@ export class HeatMap extends Figure {
     this.low = element("span");
     this.high = element("span");
     this.ringKey = element("span", { class: "ring-key" }, "gold alignment");
-    this.nothing = element("span", { class: "nothing-key" }, "−∞");
+    this.nothing = element("span", { class: "nothing-key" }, element("i"), "−∞");
     this.fill(this.frame);
     this.output.after(element("div", { class: "scale" }, this.ringKey, this.nothing, this.low, this.bar, this.high));
     this.tools.prepend(this.toggle);
@@ -93,6 +94,7 @@ export class HeatMap extends Figure {
     this.ringKey.hidden = rings === null;
     this.ringKey.classList.toggle("reserved", !rings?.length);
     this.nothing.hidden = !Array.prototype.includes.call(values, -Infinity);
+    this.nothing.querySelector("i").style.background = css(NOTHING, this.scale);
     this.low.textContent = shown(low);
     this.high.textContent = shown(high);
     this.at = [Math.max(0, Math.min(at[0], rows.length - 1)), Math.max(0, Math.min(at[1], columns.length - 1))];
@@ -111,7 +113,8 @@ export class HeatMap extends Figure {
     const { rows, columns } = this.matrix;
     const longest = (labels) => Math.max(1, ...labels.map((label) => visible(label).length));
     const few = rows.length <= 32 && columns.length <= 32; // words: cells may be wider than tall
-    const font = few && room >= ROOMY ? LARGE : FONT;
+    const staged = this.root.classList.contains("staged"); // as large as the window allows
+    const font = few && room >= ROOMY ? LARGE : staged ? STAGE : FONT;
     const letter = LETTER * font;
     const left = Math.min(150, 12 + letter * longest(rows)) + (this.matrix.down ? TITLE : 0);
     const top = Math.min(110, 14 + letter * 0.75 * longest(columns)) + (this.matrix.across ? TITLE : 0);
@@ -119,11 +122,10 @@ export class HeatMap extends Figure {
     const right = Math.min(100, 14 + letter * 0.65 * longest(columns));
     const free = (room - left - right) / columns.length;
     const fit = free < 1 ? Math.max(0.25, free) : Math.floor(free); // a wide map is drawn narrower than its pixels
-    const staged = this.root.classList.contains("staged"); // as large as the window allows
     // A map grows with its card, as long as it fits the window.
     const spare = this.height();
     const largest = staged
-      ? Math.floor((10 * (this.root.clientHeight - this.heading.offsetHeight - this.insight.offsetHeight - this.below.offsetHeight - top - 34)) / rows.length) / 10
+      ? Math.max(1, Math.floor((10 * (this.root.clientHeight - this.heading.offsetHeight - this.insight.offsetHeight - this.below.offsetHeight - top - 27)) / rows.length) / 10)
       : spare
         ? Math.max(LEAST, Math.min(60, Math.floor((spare - top) / rows.length)))
         : grown(this.largest, Math.floor((this.share * innerHeight) / rows.length));
@@ -132,9 +134,9 @@ export class HeatMap extends Figure {
       const cell = Math.max(0.5, Math.min(tall, Math.floor((10 * (room - left - right)) / columns.length) / 10));
       return { left, top, right, cell, tall: rows.length === columns.length ? cell : tall, font };
     }
-    const cell = Math.max(columns.length > 64 ? 0.25 : 3, Math.min(staged ? 2.2 * largest : few ? 2 * largest : largest, fit));
+    const cell = Math.max(columns.length > 64 ? 0.25 : 3, Math.min(staged ? 2.2 * largest : few ? (spare ? 3 : 2) * largest : largest, fit));
     const flat = rows.length <= 10 || columns.length > 4 * rows.length;
-    const tall = staged || (few && cell > largest) ? Math.min(cell, largest) : flat ? Math.max(cell, Math.min(20, largest, Math.floor(400 / rows.length))) : cell;
+    const tall = staged && flat && !few ? Math.min(FLAT, largest) : staged || (few && cell > largest) ? Math.min(cell, largest) : flat ? Math.max(cell, Math.min(rows.length <= FEW ? 40 : 20, largest, Math.floor(400 / rows.length))) : spare ? Math.max(cell, Math.min(20, largest)) : cell;
     const most = staged ? Infinity : Math.max(2, Math.floor(this.tallest / rows.length));
     return { left, top, right, cell, tall: Math.min(tall, most), font };
   }
@@ -286,7 +288,7 @@ function labelText({ rows, columns, down, across }, { left, top, cell, tall, fon
   let inside = "";
   if (across) inside += `<text x="${left + (cell * columns.length) / 2}" y="12" text-anchor="middle">${escaped(across)}</text>`;
   if (down) inside += `<text transform="translate(12 ${top + (tall * rows.length) / 2}) rotate(-90)" text-anchor="middle">${escaped(down)}</text>`;
-  for (let row = 0; row < rows.length; row += every(tall, rows.length, 1.5)) {
+  for (let row = 0; row < rows.length; row += every(tall, rows.length, 1.27)) {
     const y = top + row * tall + tall / 2 + font / 3;
     inside += `<text x="${left - 5}" y="${y}" font-size="${font}" text-anchor="end" data-at="row ${row}" data-token="${escaped(rows[row])}">${text(rows[row])}</text>`;
   }

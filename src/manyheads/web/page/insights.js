@@ -2,7 +2,7 @@
 
 import { percent, shown } from "./dom.js";
 import { greedyPath, pathTo, rankOf } from "./tree.js";
-import { compared } from "./watchstory.js";
+import { compared, halfOf } from "./watchstory.js";
 
 const LEAST = 0.3; // a smaller weight aligns no words
 const SPECIAL = /^<[^<>]*>$/; // </s>
@@ -161,7 +161,7 @@ export function replaced(before, after) {
 export function knockStory(full, without, off) {
   const heads = off.map((place) => place.split(".").slice(-2).map((one) => Number(one) + 1).join("·"));
   const who = `Without ${heads.length > 1 ? "heads" : "head"} ${heads.join(", ")}`;
-  const chance = `the probability of the first text goes from ${percent(Math.exp(full.log_probability))} to ${percent(Math.exp(without.log_probability))}`;
+  const chance = `the probability of the complete model’s text goes from ${percent(Math.exp(full.log_probability))} to ${percent(Math.exp(without.log_probability))}`;
   const bare = (words) => words.map((word) => word.replace(/[.,!?]+$/, "")).join(" ");
   const quoted = (words) => `“${bare(words)}”`;
   const told = replaced(full.text, without.free).flatMap(({ gone, come }) => {
@@ -196,15 +196,6 @@ export function tokenStory(text, pieces) {
   const single = counts.filter((count) => count === 1).length;
   if (most === 1) return "Each word is frequent enough to be one token.";
   return `“${starts[counts.indexOf(most)].word}” is divided into ${most} tokens: it is too rare for a token of its own. ${single} of ${starts.length} words are one token each.`;
-}
-
-/** The number of patches that hold half of the attention. @param {ArrayLike<number>} weights */
-export function halfOf(weights) {
-  const sorted = Array.from(weights).sort((a, b) => b - a);
-  const total = sorted.reduce((a, b) => a + b, 0);
-  let [sum, count] = [0, 0];
-  while (count < sorted.length && sum < total / 2) sum += sorted[count++];
-  return count;
 }
 
 /**

@@ -6,7 +6,7 @@ import { fits, pageOf, PAGES, sharedState } from "./pages.js";
 import { recording } from "./recording.js";
 import { usableRuns } from "./runs.js";
 import { linkTokens, stage } from "./stage.js";
-import { address, change, go, onChange, pageName, read } from "./state.js";
+import { address, change, go, isDark, onChange, pageName, read } from "./state.js";
 
 const GLOBAL_KEYS = [
   ["?", "this help"],
@@ -143,11 +143,6 @@ function toggleStage() {
   change({ stage: read().stage ? "" : "1" }, { replace: true });
 }
 
-function isDark() {
-  const chosen = read().theme;
-  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-}
-
 function showHelp() {
   const rows = [...keys, ...GLOBAL_KEYS].map(([key, meaning]) => html`<tr><th><kbd>${key}</kbd></th><td>${meaning}</td></tr>`);
   const letters = checkbox("Use keys that are single letters or signs", shortcutsOn(), (on) => {
@@ -201,7 +196,7 @@ document.addEventListener("keydown", (event) => {
   if (by && nextState && !event.defaultPrevented) nextState(by);
 });
 
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => frame(pageName(), read()));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 linkTokens();
 linkRoles();
 onChange(draw);

@@ -5,11 +5,12 @@ import { afterPause, element, html, render, percent, plain, shown } from "./dom.
 import { extent, groupOf, isStream, nameOf, shapeOf } from "./flowboxes.js";
 import { boxStory } from "./flowstory.js";
 import { HeatMap } from "./heatmap.js";
-import { formulas } from "./math.js";
+import { coloured, formulas, mathml } from "./math.js";
 import { chips } from "./tokens.js";
 
 const BELOW = 268; // pixels below a map: its read-out, and where a number comes from
-const [WIDE, ROWS] = [960, 6]; // a window with two columns; the keys of which a softmax is shown twice
+const SCALED = 44; // by how much two softmaxes are higher than the terms of a cell
+const [WIDE, ROWS] = [960, 4]; // a window with two columns; the keys of which a softmax is shown twice
 
 /** A number of JSON, which has no −∞. @param {number|string} value */
 const number = (value) => shown(Number(value));
@@ -38,7 +39,7 @@ export class OpenBox {
     this.map.root.dataset.stage = "Map";
     this.origin = element("section", { class: "origin", "aria-label": "Where the number comes from", "aria-live": "polite" });
     this.bars = new Bars({ kind: "likeliest", extra: "logit" });
-    this.scaled = new Bars({ name: "softmax-scale", kind: "scaled", series: ["with √c", "without √c"] });
+    this.scaled = new Bars({ name: "softmax-scale", kind: "scaled chances", series: ["with √c", "without √c"] });
     this.pieces = element("div");
     this.code = element("div", { class: "code" });
     this.root = element(
@@ -53,8 +54,9 @@ export class OpenBox {
   spare() {
     const around = this.root.parentElement;
     if (innerWidth < WIDE || !around) return 0;
+    const bars = this.content.softmaxes && around.closest(".live") ? SCALED : 0; // above the terms in a step of the tour
     const above = this.map.frame.getBoundingClientRect().top - this.root.getBoundingClientRect().top + this.root.scrollTop;
-    return Math.max(1, innerHeight - (around.getBoundingClientRect().top + scrollY) - above - BELOW);
+    return Math.max(1, innerHeight - (around.getBoundingClientRect().top + scrollY) - above - BELOW - bars);
   }
 
   /**
@@ -150,7 +152,7 @@ export class OpenBox {
     const { then, sum, total } = before;
     const result = html`<p class="total">${then ? `Σ = ${number(sum)}, ${then} = ` : "Σ = "}<output>${this.number(Number(total))}</output></p>`;
     const heading = html`<h3>Where this number comes from <small><span>${where}</span></small></h3>`;
-    render(html`${heading}<div><small>${formulas(cell.rule)}</small>${result}</div>${termTable(before, box.name.endsWith(".weights"))}`, this.origin);
+    render(html`${heading}<div><small>${cell.rule.split(/ (?=[·+])/).map((part) => [coloured(mathml(part)), " "])}</small>${result}</div>${termTable(before, box.name.endsWith(".weights"))}`, this.origin);
   }
 }
 

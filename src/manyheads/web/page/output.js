@@ -17,7 +17,7 @@ function content(output, before) {
   switch (output.kind) {
     case "text":
       if (before === null) return [sentence(output.text), likelihood(output, "log P(target | text)")];
-      return [sentence(output.free, before.text, "writes: "), likelihood(output, "log P(same target | text)"), tokenChanges(output, before)];
+      return [sentence(before.text, undefined, "complete model: "), sentence(output.free, before.text, "without: "), likelihood(output, "log P(same target | text)"), tokenChanges(output, before)];
     case "continuation":
       return [sentence(output.text ?? "…", before?.text, "continuation: "), bars(output.top, before?.top), likelihood(output, "log P(text)"), ...(before === null ? [] : [tokenChanges(output, before)])];
     case "words":

@@ -1,11 +1,12 @@
 // Stage mode: one figure fills the window, without header and controls, for a lecture hall.
 
-/** The figures of a page that are shown; those made for the stage first. @param {HTMLElement} content */
+/** The figures of a page that are shown: those made for the stage first, from left to right; then the largest. @param {HTMLElement} content */
 function figures(content) {
   const all = [...content.querySelectorAll("figure")].filter((one) => !one.hidden && one.getClientRects().length);
   const size = (one) => one.clientWidth * one.clientHeight;
   const rank = (one) => (one.dataset.stage ? 1 : 0);
-  return all.sort((one, other) => rank(other) - rank(one) || (rank(one) ? 0 : size(other) - size(one)));
+  const along = (one, other) => one.left - other.left || one.top - other.top;
+  return all.sort((one, other) => rank(other) - rank(one) || (rank(one) ? along(one.getBoundingClientRect(), other.getBoundingClientRect()) : size(other) - size(one)));
 }
 
 /**

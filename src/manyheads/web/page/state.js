@@ -13,6 +13,12 @@ export function read() {
   return Object.fromEntries(new URLSearchParams(here().split("?")[1]));
 }
 
+/** Whether the theme is dark: by choice, or by the system. */
+export function isDark() {
+  const chosen = read().theme;
+  return chosen ? chosen === "dark" : Boolean(globalThis.matchMedia?.("(prefers-color-scheme: dark)").matches);
+}
+
 /** The page in the URL; Runs at `/`. */
 export function pageName() {
   return here().split("?")[0].slice(1) || "runs";

@@ -1,12 +1,11 @@
 // Small pictures of a run: the loss curve, and attention of the last probe.
 
 import { context2d, element, shown } from "./dom.js";
-import { FONT, HEAD_COLOURS, kindOf, mostReordered, place, weightsOf } from "./watchparts.js";
+import { bestLayer, HEAD_COLOURS, kindOf, mostReordered, tiling, weightsOf } from "./watchparts.js";
 import { pictureOf } from "./watchpictures.js";
 
 const [WIDTH, HEIGHT] = [220, 64];
 const LEAST = 0.08; // weights below are not drawn
-const [LEAST_FONT, ROW] = [10, 14]; // of words in one row; the height of a second one
 
 /** The loss over the steps as a line; empty without two of them. @param {[number, number][]} losses */
 export function sparkline(losses) {
@@ -19,23 +18,19 @@ export function sparkline(losses) {
   const [lastStep, lastLoss] = losses.at(-1);
   const picture = element("div", { role: "img", "aria-label": `training loss from ${shown(losses[0][1])} to ${shown(lastLoss)}` });
   picture.innerHTML = `<svg viewBox="0 0 ${WIDTH} ${HEIGHT}" aria-hidden="true"><path d="M${path}"/><circle cx="${x(lastStep)}" cy="${y(lastLoss)}" r="3.5"/></svg>`;
-  return element("div", { class: "spark" }, picture, element("span", {}, `training loss ${shown(losses[0][1], 2)} → ${shown(lastLoss, 2)}`));
+  return element("div", { class: "spark" }, picture, element("span", {}, `loss ${shown(losses[0][1], 2)} → ${shown(lastLoss, 2)}`));
 }
 
-/**
- * The last probe of a run on a canvas: the example whose word order changes most.
- * @param {import("./watchparts.js").Story} story @param {{width?: number, height?: number, words?: boolean}} [how] in CSS pixels; with the words of a text
- */
-export function thumbnail(story, { width = WIDTH, height = HEIGHT, words = false } = {}) {
+/** The last probe of a run on a canvas: the example whose word order changes most. @param {import("./watchparts.js").Story} story */
+export function thumbnail(story) {
   const kind = kindOf(story);
   const sentence = mostReordered(story);
   const shape = /** @type {[number, number, number, number]} */ (story.probes[0].sentences[sentence].shape);
-  const canvas = element("canvas", { class: "thumb", width: 2 * width, height: 2 * height, role: "img", "aria-label": LABELS[kind] });
+  const canvas = element("canvas", { class: "thumb", width: 2 * WIDTH, height: 2 * HEIGHT, role: "img", "aria-label": LABELS[kind] });
   const context = context2d(canvas);
   context.scale(2, 2);
-  const layer = bestLayer(story.probes[0], shape[0]);
-  const moment = { at: 0, sentence, layer, hidden: new Set(), token: -1, focus: -1 };
-  ({ translation: ribbons, language: arcs, images: looks })[kind](context, story, moment, shape, { width, height, words });
+  const moment = { at: 0, sentence, layer: bestLayer(story), hidden: new Set(), token: -1, focus: -1 };
+  ({ translation: ribbons, language: arcs, images: looks })[kind](context, story, moment, shape);
   return canvas;
 }
 
@@ -53,12 +48,6 @@ const LABELS = {
   images: "where the heads look in a picture, at the last probe",
 };
 
-/** The layer with the head that aligns best, or the last. */
-function bestLayer(probe, layers) {
-  const errors = probe.alignment_error?.map((heads) => Math.min(...heads));
-  return errors ? errors.indexOf(Math.min(...errors)) : layers - 1;
-}
-
 /** Calls `act` with each weight of each head that is large enough. */
 function eachWeight(context, story, moment, [, heads, rows, columns], act) {
   context.globalAlpha = 0.75;
@@ -75,39 +64,26 @@ function eachWeight(context, story, moment, [, heads, rows, columns], act) {
   context.globalAlpha = 1;
 }
 
-/** x of each token; with words, they are written at this height, and every other one a row further out if they are many. */
-function centresOf(context, tokens, { width, words }, y, out) {
-  if (!words) return tokens.map((_, at) => 8 + ((width - 16) * (at + 0.5)) / tokens.length);
-  const { labels, centres, font, rows } = place(context, tokens, width, 16, LEAST_FONT);
-  context.font = `${font}px ${FONT}`;
-  context.textAlign = "center";
-  context.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--text");
-  labels.forEach((label, at) => context.fillText(label, centres[at], y + out * ROW * rows[at]));
-  return centres;
-}
+/** x of each of so many tokens. */
+const centresOf = (count) => Array.from({ length: count }, (_, at) => 8 + ((WIDTH - 16) * (at + 0.5)) / count);
 
-/** @typedef {{width: number, height: number, words: boolean}} Size */
-
-function ribbons(context, story, moment, shape, size) {
+function ribbons(context, story, moment, shape) {
   const { source_tokens: source, target_tokens: target } = story.sentences[moment.sentence];
-  const [top, bottom] = size.words ? [ROW + 24, size.height - ROW - 22] : [3, size.height - 3];
-  const from = centresOf(context, source, size, top - 10, -1);
-  const to = centresOf(context, target, size, bottom + 18, 1);
-  const slot = Math.min(size.words ? 7 : 1.4, (size.width / from.length - 6) / shape[1]);
+  const [top, bottom] = [3, HEIGHT - 3];
+  const [from, to] = [source, target].map((tokens) => centresOf(tokens.length));
   eachWeight(context, story, moment, shape, (row, column, head, value) => {
-    const [left, right] = [from[column] + head * slot, to[row] + head * slot];
-    context.lineWidth = size.words ? value * slot : (4.5 * value) / Math.sqrt(shape[1]);
+    const [left, right] = [from[column] + 1.4 * head, to[row] + 1.4 * head];
+    context.lineWidth = (4.5 * value) / Math.sqrt(shape[1]);
     context.beginPath();
     context.moveTo(left, top);
-    context.bezierCurveTo(left, (top + bottom) / 2, right, (top + bottom) / 2, right, bottom);
+    context.bezierCurveTo(left, HEIGHT / 2, right, HEIGHT / 2, right, bottom);
     context.stroke();
   });
 }
 
-function arcs(context, story, moment, shape, size) {
-  const { source_tokens: prompt, target_tokens: rest } = story.sentences[moment.sentence];
-  const bottom = size.words ? size.height - ROW - 22 : size.height - 3;
-  const centres = centresOf(context, [...prompt, ...rest], size, bottom + 18, 1);
+function arcs(context, story, moment, shape) {
+  const bottom = HEIGHT - 3;
+  const centres = centresOf(shape[2]);
   eachWeight(context, story, moment, shape, (row, column, head, value) => {
     if (row === column) return;
     const [from, to] = [column, row].map((at) => centres[at] + head * 1.4);
@@ -120,14 +96,14 @@ function arcs(context, story, moment, shape, size) {
   });
 }
 
-/** The picture and its heads, in as many rows as make them largest. @param {Size} room */
-function looks(context, story, moment, [, heads, rows, columns], room) {
+/** The picture and its heads. */
+function looks(context, story, moment, [, heads, rows, columns]) {
   context.imageSmoothingEnabled = false;
-  const sizeIn = (lines) => Math.min(room.height / lines, room.width / Math.ceil((heads + 1) / lines)) - 4;
-  const lines = [1, 2, 3].reduce((best, count) => (sizeIn(count) > sizeIn(best) ? count : best));
-  const [size, across] = [sizeIn(lines), Math.ceil((heads + 1) / lines)];
+  const { size, across } = tiling(heads + 1, WIDTH, HEIGHT, 4, 2);
   for (let tile = 0; tile <= heads; tile++) {
-    const [x, y] = [2 + (tile % across) * (size + 4), 2 + Math.floor(tile / across) * (size + 4)];
+    const [x, y] = [(tile % across) * (size + 4), Math.floor(tile / across) * (size + 2)];
+    context.fillStyle = "#000";
+    context.fillRect(x, y, size, size);
     context.globalAlpha = tile ? 0.5 : 1;
     context.drawImage(pictureOf(story.sentences[moment.sentence]), x, y, size, size);
     if (!tile) continue;
@@ -138,5 +114,6 @@ function looks(context, story, moment, [, heads, rows, columns], room) {
       context.globalAlpha = 0.85 * weight(row, column);
       context.fillRect(x + (column * size) / columns, y + (row * size) / rows, size / columns, size / rows);
     }
+    context.globalAlpha = 1;
   }
 }

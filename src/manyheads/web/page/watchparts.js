@@ -29,7 +29,7 @@ export const FONT = "system-ui, sans-serif";
  * @property {Set<number>} hidden heads that are not drawn
  * @property {number} token the reference is shown up to this token; -1: all of it
  * @property {number} focus a token whose ribbons stand out; -1: none
- * @property {boolean} [resting] nothing moves, at the last probe: the word of the caption stands out
+ * @property {boolean} [resting] nothing moves, at the last probe: the word or head of the caption stands out
  * @property {string} [note] a line under the output
  */
 
@@ -58,8 +58,8 @@ export function weightsOf(story, moment, head) {
 
 /** log P of the reference at a moment. @param {Story} story @param {Moment} moment */
 export function referenceLogProb(story, moment) {
-  const sum = (at) => story.probes[at].sentences[moment.sentence].reference_log_probs.reduce((a, b) => a + b, 0);
-  return between(sum(Math.floor(moment.at)), sum(Math.ceil(moment.at)), moment.at - Math.floor(moment.at));
+  const total = (at) => sum(story.probes[at].sentences[moment.sentence].reference_log_probs);
+  return between(total(Math.floor(moment.at)), total(Math.ceil(moment.at)), moment.at - Math.floor(moment.at));
 }
 
 /** The nearest probe. @param {Story} story @param {Moment} moment */
@@ -71,11 +71,10 @@ export function stepAt(story, at) {
   return Math.round(Math.expm1(between(Math.log1p(a), Math.log1p(b), at - Math.floor(at))));
 }
 
-/** How well a head aligns: 1 − alignment error; null without gold alignments. */
-export function alignmentOf(story, at, layer, head) {
-  const [a, b] = [story.probes[Math.floor(at)], story.probes[Math.ceil(at)]];
-  if (!a.alignment_error || !b.alignment_error) return null;
-  return 1 - between(a.alignment_error[layer][head], b.alignment_error[layer][head], at - Math.floor(at));
+/** How well each head of the layer aligns: 1 − alignment error; null without gold alignments. @returns {number[]|null} */
+export function alignments(story, { at, layer }) {
+  const [a, b] = [story.probes[Math.floor(at)], story.probes[Math.ceil(at)]].map((probe) => probe.alignment_error?.[layer]);
+  return a && b ? a.map((error, head) => 1 - between(error, b[head], at - Math.floor(at))) : null;
 }
 
 /** The first sentence to show: most pairs of its ribbons cross, and the last probe translates it as the reference. @param {Story} story */
@@ -97,52 +96,72 @@ export function mostReordered(story) {
   return shares.indexOf(Math.max(...shares));
 }
 
-/**
- * x of each token's centre; the font shrinks until the line fits. Where it would be smaller than `least`, every other
- * token is in a second row (`rows`: 0 or 1).
- */
-export function place(context, tokens, wide, size, least = 0) {
-  const labels = tokens.map((token) => (/^[<[].+[>\]]$/.test(token) ? "■" : token.trim() || "·"));
-  let [font, gap] = [size + 1, 0];
-  /** @type {number[]} */
-  let widths;
-  do {
-    font -= 1;
-    context.font = `${font}px ${FONT}`;
-    widths = labels.map((label) => context.measureText(label).width);
-    gap = (wide - widths.reduce((a, b) => a + b, 0)) / (labels.length + 1);
-  } while (gap < 4 && font > 7);
-  if (font < least) return placeInTwoRows(context, labels, wide, size);
-  gap = Math.min(gap, 4 * font);
-  let x = (wide - widths.reduce((a, b) => a + b, 0) - gap * (labels.length - 1)) / 2;
-  const centres = widths.map((width) => {
-    x += width + gap;
-    return x - gap - width / 2;
-  });
-  return { labels, centres, font, rows: labels.map(() => 0) };
+/** The layer with the head that aligns best at the last probe, or the last layer. @param {Story} story */
+export function bestLayer(story) {
+  const probe = story.probes[story.probes.length - 1];
+  const errors = probe.alignment_error?.map((heads) => Math.min(...heads));
+  return errors ? errors.indexOf(Math.min(...errors)) : probe.sentences[0].shape[0] - 1;
 }
 
-/** A token may overlap its neighbours, which are in the other row. */
-function placeInTwoRows(context, labels, wide, size) {
-  let font = size + 1;
-  /** @type {number[]} */
-  let centres;
-  /** @type {number} */
-  let end;
-  do {
-    font -= 1;
-    context.font = `${font}px ${FONT}`;
-    const widths = labels.map((label) => context.measureText(label).width);
-    centres = [];
+/** Rows and columns that make square tiles large, each with a label below; more rows only where they gain a tenth. */
+export function tiling(count, wide, high, gap, label) {
+  let best = { size: 0, across: count, down: 1 };
+  for (let across = count; across > 0; across--) {
+    const down = Math.ceil(count / across);
+    const size = Math.floor(Math.min((wide + gap) / across - gap, high / down - label));
+    if (size > 1.1 * best.size) best = { size, across, down };
+  }
+  return best;
+}
+
+/** @typedef {{labels: string[], centres: number[], widths: number[], rows: number[], font: number}} Words a row of words; rows: 0, or 1 for those a row further out */
+
+export const labelsOf = (tokens) => tokens.map((token) => (/^[<[].+[>\]]$/.test(token) ? "■" : token.trim() || (token.includes("\n") ? "⏎" : "·")));
+const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
+
+function widthsOf(context, labels, font) {
+  context.font = `${font}px ${FONT}`;
+  return labels.map((label) => context.measureText(label).width);
+}
+
+/**
+ * Rows of words in one font, justified: they begin and end at the same x, so that words in the same order are above one
+ * another. Null if the font would be smaller than `least`. @param {string[][]} rows tokens @returns {Words[]|null}
+ */
+export function justified(context, rows, { left, right, size, least }) {
+  const all = rows.map(labelsOf);
+  for (let font = size; font >= least; font -= 0.5) {
+    const widths = all.map((labels) => widthsOf(context, labels, font));
+    const needed = (gap) => Math.max(...widths.map((row) => sum(row) + gap * (row.length - 1)));
+    if (needed(0.5 * font) > right - left) continue;
+    const span = Math.min(right - left, needed(5 * font));
+    return all.map((labels, row) => {
+      const gap = (span - sum(widths[row])) / Math.max(1, labels.length - 1);
+      let x = (left + right - span) / 2;
+      const centres = widths[row].map((width) => (x += width + gap) - gap - width / 2);
+      return { labels, centres, widths: widths[row], rows: labels.map(() => 0), font };
+    });
+  }
+  return null;
+}
+
+/** Words of which every other one is a row further out, where they may overlap their neighbours. @returns {Words} */
+export function staggered(context, tokens, { left, right, size }) {
+  const labels = labelsOf(tokens);
+  const last = labels.length - 1;
+  for (let font = size; ; font -= 0.5) {
+    const widths = widthsOf(context, labels, font);
+    /** @type {number[]} */
+    const centres = [];
     widths.forEach((width, at) => {
-      const inRow = at > 1 ? centres[at - 2] + widths[at - 2] / 2 + 6 : 0;
+      const inRow = at > 1 ? centres[at - 2] + widths[at - 2] / 2 + 6 : left;
       centres.push(Math.max(inRow + width / 2, at ? centres[at - 1] + 10 : 0));
     });
-    end = Math.max(...centres.map((centre, at) => centre + widths[at] / 2));
-  } while (end > wide && font > 7);
-  const spread = Math.min(1.5, wide / end);
-  const shift = (wide - end * spread) / 2;
-  return { labels, centres: centres.map((centre) => shift + centre * spread), font, rows: labels.map((_, at) => at % 2) };
+    const end = right - widths[last] / 2;
+    if (centres[last] > end && font > 7) continue;
+    const scale = (end - centres[0]) / (centres[last] - centres[0] || 1);
+    return { labels, centres: centres.map((centre) => centres[0] + (centre - centres[0]) * scale), widths, rows: labels.map((_, at) => at % 2), font };
+  }
 }
 
 /** x on the curve of a probe: probes are evenly spaced, which is a logarithmic scale of steps. */
@@ -167,7 +186,10 @@ export function positionOf(story, step) {
   return after - 1 + (x - a) / (b - a);
 }
 
-/** Step and a number at the top left, and the caption below them, on an empty canvas. @param {string} text @param {string} caption */
+/**
+ * Step and a number at the top left, and the caption below them, on an empty canvas.
+ * @param {string} text @param {string[]} caption sentences, the most important one first; as many as fit in the lines
+ */
 export function drawHeader(context, story, moment, theme, box, text, caption) {
   context.clearRect(0, 0, box.width, box.height);
   context.fillStyle = theme.panel;
@@ -175,16 +197,20 @@ export function drawHeader(context, story, moment, theme, box, text, caption) {
   context.textBaseline = "alphabetic";
   context.fillStyle = theme.text;
   context.textAlign = "left";
-  context.font = `700 ${box.staged ? 18 : 22}px ${FONT}`;
-  const step = `step ${stepAt(story, moment.at)}`;
-  context.fillText(step, box.left, 28);
+  context.font = `700 ${box.compact ? 17 : 22}px ${FONT}`;
+  context.fillText(`step ${stepAt(story, moment.at)}`, box.left, box.first);
   const after = box.left + context.measureText("step 00000").width;
-  context.font = `14px ${FONT}`;
+  context.font = `15px ${FONT}`;
   context.fillStyle = theme.quiet;
-  if (!box.narrow && !box.staged) context.fillText(text, after, 28);
+  if (!box.narrow && !box.compact) context.fillText(text, after, box.first);
   context.fillStyle = theme.text;
-  context.font = `${box.captionSize}px ${FONT}`;
-  inLines(context, caption, box.right - box.left).forEach((line, at) => context.fillText(line, box.left, 28 + (box.captionSize + 6) * (at + 1) + 2));
+  context.font = `${box.caption}px ${FONT}`;
+  const wide = box.right - box.left;
+  const most = box.narrow ? 3 : 1;
+  let [count, lines] = [caption.length, inLines(context, caption.join(" "), wide)];
+  while (count > 1 && lines.length > most) lines = inLines(context, caption.slice(0, --count).join(" "), wide);
+  if (lines.length > most) lines = [lines.join(" ")]; // narrower letters
+  lines.forEach((line, at) => context.fillText(line, box.left, box.first + (box.caption + 6) * (at + 1) + (box.compact ? -1 : 3), wide));
 }
 
 /** A text in lines that fit. @param {string} text @param {number} wide @returns {string[]} */
@@ -198,73 +224,89 @@ export function inLines(context, text, wide) {
   return lines;
 }
 
-/** P of the tokens under them, as bars. @param {(at: number) => number} probability */
-export function drawBars(context, centres, y, theme, probability) {
-  const gaps = centres.slice(1).map((centre, at) => centre - centres[at]);
-  const wide = Math.max(4, Math.min(22, ...gaps.map((gap) => gap - 3)));
-  centres.forEach((centre, at) => {
+/** P of the first `shown` words under them, as bars as wide as the words. @param {Words} words @param {(at: number) => number} probability */
+export function drawBars(context, words, shown, y, high, theme, probability) {
+  const { centres, widths } = words;
+  const away = (at, other) => Math.abs((centres[other] ?? Infinity) - centres[at]) - 3;
+  for (let at = 0; at < shown; at++) {
     const share = probability(at);
-    if (Number.isNaN(share)) return;
+    if (Number.isNaN(share)) continue;
+    const wide = Math.max(4, Math.min(Math.max(14, widths[at]), away(at, at - 1), away(at, at + 1)));
     context.fillStyle = theme.edge;
-    context.fillRect(centre - wide / 2, y, wide, 4);
+    context.fillRect(centres[at] - wide / 2, y, wide, high);
     context.fillStyle = theme.strong;
-    context.fillRect(centre - wide / 2, y, wide * share, 4);
-  });
+    context.fillRect(centres[at] - wide / 2, y, wide * share, high);
+  }
 }
 
-/** A dot for each head, filled from below by 1 − alignment error, with the number next to it. */
-export function drawDots(context, story, moment, theme, box, heads) {
-  const radius = 9;
-  const shares = Array.from({ length: heads }, (_, head) => alignmentOf(story, moment.at, moment.layer, head));
-  const numbered = shares[0] !== null && !box.narrow;
-  const pitch = numbered ? 64 : 26;
-  const left = box.right - heads * pitch + (numbered ? 0 : 26 - 2 * radius);
+/** A dot for each head, filled from below by its share, with the number next to it where there is room. @param {number[]} shares */
+export function drawDots(context, shares, text, moment, theme, box) {
+  const [radius, y] = [9, box.first - 6];
   context.font = `13px ${FONT}`;
+  const label = box.compact ? text : `${text} by each head`;
+  const numbered = 110 + context.measureText(label).width + 62 * shares.length < box.right - box.left;
+  const pitch = numbered ? 62 : 26;
+  const left = box.right - shares.length * pitch + (numbered ? 0 : 26 - 2 * radius);
   shares.forEach((share, head) => {
     const x = left + radius + head * pitch;
     const colour = HEAD_COLOURS[head % HEAD_COLOURS.length];
+    const level = Math.max(0, Math.min(1, share));
     context.globalAlpha = moment.hidden.has(head) ? 0.25 : 1;
     context.save();
     context.beginPath();
-    context.arc(x, 22, radius, 0, 2 * Math.PI);
+    context.arc(x, y, radius, 0, 2 * Math.PI);
     context.clip();
     context.fillStyle = colour;
-    const level = share === null ? 1 : Math.max(0, Math.min(1, share));
-    context.fillRect(x - radius, 22 + radius - 2 * radius * level, 2 * radius, 2 * radius);
+    context.fillRect(x - radius, y + radius - 2 * radius * level, 2 * radius, 2 * radius);
     context.restore();
     context.strokeStyle = colour;
     context.lineWidth = 2;
     context.beginPath();
-    context.arc(x, 22, radius, 0, 2 * Math.PI);
+    context.arc(x, y, radius, 0, 2 * Math.PI);
     context.stroke();
     context.fillStyle = theme.text;
     context.textAlign = "left";
-    if (numbered) context.fillText(`${Math.round(100 * level)} %`, x + radius + 5, 27);
+    if (numbered) context.fillText(`${Math.round(100 * level)} %`, x + radius + 4, y + 5);
   });
   context.globalAlpha = 1;
   context.fillStyle = theme.quiet;
   context.textAlign = "right";
-  if (numbered) context.fillText(box.staged ? "words aligned" : "words aligned by each head", left - 10, 27);
+  if (numbered) context.fillText(label, left - 8, y + 5);
 }
 
 /**
  * The model's own output: the less probable a token, the paler; a token that the reference does not have is marked.
- * @param {[string, boolean][]} tokens each with whether it is right
+ * @param {[string, boolean][]} tokens each with whether it is right @param {boolean} [same] it is the row of words above
  */
-export function drawOutput(context, tokens, logProbs, moment, theme, box) {
+export function drawOutput(context, tokens, logProbs, moment, theme, box, same = false) {
   context.textAlign = "left";
   context.font = `13px ${FONT}`;
   context.fillStyle = theme.quiet;
   context.fillText("it writes", box.left, box.write);
-  const size = box.staged ? 12.5 : box.narrow ? 14 : 18;
+  const size = box.compact ? 12.5 : box.narrow ? 14 : 18;
   context.font = `${size}px ${FONT}`;
-  let [x, y] = [box.left + 70, box.write];
+  const begin = box.left + (box.compact ? 58 : 70);
+  const end = box.right - (box.compact ? 120 : 14);
+  let [x, y] = [begin, box.write];
+  let first = 0; // a single line omits right tokens at the beginning
+  const wide = () => context.measureText(tokens.slice(first).map(([token]) => token).join("")).width;
+  while (box.lines === 1 && first < tokens.length && tokens[first][1] && x + wide() > end) first++;
   if (!tokens.length) context.fillText("(nothing)", x, y);
-  for (const [index, [token, isRight]] of tokens.entries()) {
+  const isShort = same && box.compact;
+  if (isShort) context.fillText("the same, word for word", x, y);
+  if (first && !isShort) {
+    context.fillText("…", x, y);
+    x += context.measureText("…").width;
+  }
+  for (let index = first; index < tokens.length && !isShort; index++) {
+    const [token, isRight] = tokens[index];
     let label = (index ? token : token.trimStart()).replace(/\n/g, "⏎");
-    if (x + context.measureText(label).width > box.end) {
-      [x, y] = [box.left + 70, y + size + 5];
-      if (y > box.write + (box.lines - 1) * (size + 6)) break;
+    if (x + context.measureText(label).width > end) {
+      if (y + size + 5 > box.write + (box.lines - 1) * (size + 6)) {
+        context.fillText(" …", x, y);
+        break;
+      }
+      [x, y] = [begin, y + size + 5];
       label = label.trimStart();
     }
     const width = context.measureText(label).width;
@@ -288,7 +330,7 @@ const EXAMPLES = { translation: "sentences", language: "texts", images: "picture
 /** The loss of a probe: −log P per token over all its references. */
 export function lossOf(probe) {
   const all = probe.sentences.flatMap((sentence) => sentence.reference_log_probs);
-  return -all.reduce((a, b) => a + b, 0) / all.length;
+  return -sum(all) / all.length;
 }
 
 /**
@@ -322,7 +364,7 @@ export function drawCurve(context, story, moment, theme, box, marks) {
     context.lineTo(x(at), bottom - 5);
   });
   context.stroke();
-  if (!box.narrow && !box.staged) drawMarks(context, marks, moment, theme, { x, y: (at) => y(values[at]), top: box.axis + 4, right: box.right });
+  if (!box.narrow) drawMarks(context, marks, moment, theme, { x, y: (at) => y(values[at]), top: box.axis + 4, right: box.right });
   context.strokeStyle = theme.strong;
   context.lineWidth = 2;
   context.globalAlpha = 0.45; // what is still to come
@@ -347,10 +389,14 @@ export function drawCurve(context, story, moment, theme, box, marks) {
   context.fill();
   context.fillStyle = theme.quiet;
   context.font = `12px ${FONT}`;
-  context.textAlign = "left";
   const hint = `loss on these held-out ${EXAMPLES[kindOf(story)]}, steps not to scale: drag along the curve, or press Space`;
-  haloed(context, theme, box.narrow || box.staged ? "held-out loss" : hint, box.left + 8, bottom - 12);
-  drawSteps(context, story, box, bottom + 18);
+  drawSteps(context, story, box, bottom + (box.compact ? 16 : 18));
+  if (box.compact) {
+    context.textAlign = "right";
+    return haloed(context, theme, `${box.width < 400 ? "" : "held-out "}loss ${now.toFixed(2)}`, box.right, box.axis - 8);
+  }
+  context.textAlign = "left";
+  haloed(context, theme, box.narrow ? "held-out loss" : hint, box.left + 8, bottom - 12);
   context.textAlign = here > box.right - 90 ? "right" : "left";
   context.fillStyle = theme.text;
   haloed(context, theme, `loss ${now.toFixed(2)}`, here > box.right - 90 ? box.right : here + 12, Math.max(box.axis + 18, y(now) - 12));

@@ -2,33 +2,33 @@
 // the classes, and what the model makes of the other pictures.
 
 import { captionOf } from "./watchstory.js";
-import { between, drawHeader, FONT, HEAD_COLOURS, nearest, weightsOf } from "./watchparts.js";
+import { between, drawHeader, FONT, HEAD_COLOURS, nearest, tiling, weightsOf } from "./watchparts.js";
 
 const GAP = 14;
-const BAR_ROW = 20;
+const LABEL = 24; // below a tile
+const STRIP = 46; // below a picture of the strip: its answer, and over the training whether it was right
 
 /** Tiles of the picture and its heads, bars next to or below them, then all pictures. */
-export function pictureLayout({ left, right, top, narrow, staged, curve }, heads, examples, most) {
+export function pictureLayout(context, story, sentence, { left, right, narrow, compact, curve, top, high }) {
+  const examples = story.sentences.length;
   const wide = right - left;
-  const tiles = heads + 1;
-  const bars = narrow ? wide : Math.min(300, wide * 0.28);
+  const tiles = story.probes[0].sentences[sentence].shape[1] + 1;
+  const bars = narrow ? wide : Math.min(340, wide * 0.28);
   const room = narrow ? wide : wide - bars - 2 * GAP;
-  const across = narrow ? Math.min(3, tiles) : Math.min(tiles, Math.max(1, Math.floor((room + GAP) / (110 + GAP))));
-  if (staged) {
-    const half = Math.ceil(tiles / 2); // two rows
-    const side = Math.min(Math.floor((room - GAP * (half - 1)) / half), Math.floor((most - top - curve - 76) / 2));
-    const end = top + 2 * (side + 24);
-    return { tile: { size: side, across: half }, bars: { x: right - bars, y: top + 6, width: bars }, strip: 0, small: 0, axis: end, target: -100, write: end };
-  }
-  const size = Math.min(200, Math.floor((room - GAP * (across - 1)) / across));
-  const rows = Math.ceil(tiles / across);
-  const below = top + rows * (size + 24);
-  const barHeight = 10 * BAR_ROW + 20;
-  const barBox = narrow ? { x: left, y: below + 14, width: wide } : { x: right - bars, y: top + 6, width: bars };
-  const strip = narrow ? barBox.y + barHeight + 8 : below + 10;
-  const small = Math.min(72, Math.floor((room - 10 * (examples - 1)) / examples));
-  const axis = Math.max(strip + small + 40, barBox.y + barHeight + 12);
-  return { tile: { size, across }, bars: barBox, strip, small, axis, target: -100, write: strip };
+  const spare = high - top - 10;
+  const tile = narrow ? { size: Math.floor((wide - 2 * GAP) / 3), across: 3, down: Math.ceil(tiles / 3) } : tiling(tiles, room, compact ? spare : Math.max(150, spare - STRIP - 60), GAP, LABEL);
+  const below = top + tile.down * (tile.size + LABEL);
+  const classes = story.probes[0].sentences[sentence].probabilities.length;
+  const pitch = narrow || compact ? 20 : Math.max(19, Math.min(30, (below - top - 34) / Math.min(10, classes)));
+  const barBox = { x: narrow ? left : right - bars, y: narrow ? below + 14 : top + 6, width: bars, pitch };
+  const bottom = barBox.y + 10 * pitch + 20;
+  if (compact) return { tile, bars: barBox, strip: 0, small: 0, axis: high, target: -100, write: high };
+  const strip = narrow ? bottom + 8 : below + 12;
+  const across = ((bottom > strip ? room : wide) - 10 * (examples - 1)) / examples;
+  const small = Math.floor(narrow ? across : Math.max(60, Math.min(across, 0.8 * tile.size, high - strip - STRIP)));
+  const axis = strip + small + STRIP + 14;
+  const least = narrow ? axis : Math.max(axis, bottom);
+  return { tile, bars: barBox, strip, small, axis: least, curve: curve + (narrow ? 0 : Math.max(0, high - least)), target: -100, write: strip };
 }
 
 /** The pictures of examples as canvases. @type {WeakMap<object, HTMLCanvasElement>} */
@@ -86,8 +86,11 @@ export function drawPictures(context, story, moment, theme, box) {
   context.imageSmoothingEnabled = false;
   for (let tile = 0; tile <= heads; tile++) {
     const head = tile - 1;
-    const [x, y] = [box.left + (tile % across) * (size + GAP), box.top + Math.floor(tile / across) * (size + 24)];
+    const [x, y] = [box.left + (tile % across) * (size + GAP), box.top + Math.floor(tile / across) * (size + LABEL)];
     const isHidden = moment.hidden.has(head);
+    context.fillStyle = "#000"; // behind the head's colours the picture is dark
+    context.globalAlpha = isHidden ? 0.3 : 1;
+    context.fillRect(x, y, size, size);
     context.globalAlpha = head < 0 ? 1 : isHidden ? 0.2 : 0.55;
     context.drawImage(pictureOf(example), x, y, size, size);
     context.globalAlpha = 1;
@@ -100,7 +103,7 @@ export function drawPictures(context, story, moment, theme, box) {
     label(context, head < 0 ? `class ${example.label}` : `head ${moment.layer + 1}·${head + 1}`, x, y + size + 16, theme.quiet);
   }
   const classes = classesAt(story, moment);
-  drawClasses(context, box.staged ? likeliest(classes, example.label) : classes, example.label, theme, box);
+  drawClasses(context, box.compact ? likeliest(classes, example.label) : classes, example.label, theme, box);
   if (box.small) drawStrip(context, story, probe, moment, theme, box);
   return [];
 }
@@ -131,7 +134,7 @@ function drawClasses(context, classes, truth, theme, { bars }) {
   const names = Math.min(bars.width * 0.4, Math.max(40, 8 * Math.max(...classes.map(([name]) => name.length))));
   const wide = bars.width - names - 44;
   classes.forEach(([name, share], at) => {
-    const y = bars.y + 24 + at * BAR_ROW;
+    const y = bars.y + 24 + at * bars.pitch;
     const isTrue = name === truth;
     label(context, name, bars.x, y, isTrue ? theme.text : theme.quiet, `${isTrue ? "600 " : ""}13px ${FONT}`);
     context.fillStyle = theme.edge;
@@ -142,14 +145,17 @@ function drawClasses(context, classes, truth, theme, { bars }) {
   });
 }
 
-/** The picture of the strip under a point; -1: none. */
-export function pictureAt({ left, strip, small }, count, x, y) {
+/** The picture of the strip under a point; -1: none. @param {Record<string, any>} box */
+export function pictureAt(box, count, x, y) {
+  const { left, strip, small } = box;
   const at = Math.floor((x - left) / (small + 10));
   return y >= strip && y <= strip + small && at >= 0 && at < count ? at : -1;
 }
 
-/** All pictures with the likeliest class of each. */
-function drawStrip(context, story, probe, moment, theme, { left, strip, small }) {
+/** All pictures with the likeliest class of each, and the probes at which it was right: high where it was. */
+function drawStrip(context, story, probe, moment, theme, box) {
+  const { left, strip, small } = box;
+  const rightAt = (one, at) => answerOf(one.sentences[at])[0] === story.sentences[at].label;
   story.sentences.forEach((example, at) => {
     const x = left + at * (small + 10);
     context.drawImage(pictureOf(example), x, strip, small, small);
@@ -158,8 +164,15 @@ function drawStrip(context, story, probe, moment, theme, { left, strip, small })
       context.lineWidth = 3;
       context.strokeRect(x - 2.5, strip - 2.5, small + 5, small + 5);
     }
-    const [name] = answerOf(probe.sentences[at]);
-    const isRight = name === example.label;
-    label(context, `${isRight ? "✓" : "✗"} ${name}`, x, strip + small + 17, isRight ? theme.text : theme.alarm, `13px ${FONT}`);
+    const isRight = rightAt(probe, at);
+    label(context, `${isRight ? "✓" : "✗"} ${answerOf(probe.sentences[at])[0]}`, x, strip + small + 19, isRight ? theme.text : theme.alarm, `14px ${FONT}`);
+    const wide = small / story.probes.length;
+    story.probes.forEach((one, number) => {
+      const high = rightAt(one, at) ? 8 : 2;
+      context.fillStyle = high > 2 ? theme.strong : theme.alarm;
+      context.globalAlpha = number <= moment.at ? 1 : 0.3;
+      context.fillRect(x + number * wide, strip + small + 36 - high, Math.max(1, wide - 0.5), high);
+    });
+    context.globalAlpha = 1;
   });
 }

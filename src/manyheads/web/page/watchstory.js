@@ -1,11 +1,14 @@
 // What Watch says about a moment: a caption in words, the milestones of the training, and the pace at
 // which it plays. A saved HTML file contains this module.
 
-import { alignmentOf, kindOf, lossOf, nearest, weightsOf } from "./watchparts.js";
+import { percent, shown } from "./numbers.js";
+import { alignments, kindOf, labelsOf, lossOf, nearest, weightsOf } from "./watchparts.js";
 
+export const SECONDS = 6; // from the first step to the last
 const CLEAR = 0.4; // weight from which a token counts as attending to a word
 const MOVED = 1.5; // positions from which a word has moved
-const EVEN = 0.35; // share of the playing time that is the same between all probes
+const REGULAR = 0.3; // share of its weight from which a head follows a pattern
+const EVEN = 0.1; // share of the playing time that is the same between all probes
 
 /** Two lists of words with what differs marked: [word, whether it is in both] of the second. */
 export function compared(before, after) {
@@ -44,7 +47,7 @@ export function rightOf(story, at, sentence) {
 }
 
 /** Whether the output is the reference. */
-function isRight(story, at, sentence) {
+export function isRight(story, at, sentence) {
   const [right, count] = rightOf(story, at, sentence);
   return right === count && checked(story, at, sentence).length === count;
 }
@@ -97,50 +100,133 @@ export function tellMove({ row, column, last, before }, rows, columns) {
   return last ? `“${word}” comes last in its clause: it attends to “${origin}”.` : `“${word}”, token ${row + 1}, attends to “${origin}”, token ${column + 1}.`;
 }
 
-/** The word of a translation that has moved farthest, by the mean of the heads that are shown. */
-export function moved(story, moment) {
-  if (kindOf(story) !== "translation") return null;
-  const { source_tokens: source, target_tokens: target } = story.sentences[moment.sentence];
-  const [, count] = nearest(story, moment).sentences[moment.sentence].shape;
-  const shown = Array.from({ length: count }, (_, head) => head).filter((head) => !moment.hidden.has(head));
-  const weights = shown.map((head) => weightsOf(story, moment, head));
-  return farthest(target, source, (row, column) => weights.reduce((sum, weight) => sum + weight(row, column), 0) / (weights.length || 1));
+/** The heads that are shown. */
+function shownHeads(story, { sentence, hidden }) {
+  const [, count] = story.probes[0].sentences[sentence].shape;
+  return Array.from({ length: count }, (_, head) => head).filter((head) => !hidden.has(head));
 }
 
-/** The caption of a moment, computed from the probe. @returns {string} */
+/** The mean of the heads that are shown. @returns {(row: number, column: number) => number} */
+function meanOf(story, moment) {
+  const weights = shownHeads(story, moment).map((head) => weightsOf(story, moment, head));
+  return (row, column) => weights.reduce((sum, weight) => sum + weight(row, column), 0) / (weights.length || 1);
+}
+
+/** The rows and columns of the maps of an example, as tokens. @returns {[string[], string[]]} */
+function tokensOf(story, { sentence }) {
+  const { source_tokens: source, target_tokens: target } = story.sentences[sentence];
+  const all = [...source, ...target];
+  return kindOf(story) === "translation" ? [target, source] : [all, all];
+}
+
+/**
+ * The words that stand out: the one under the pointer, the one written last, or at rest that of the caption.
+ * @returns {{row: number, column: number, last?: boolean}|null}
+ */
+export function chosen(story, moment) {
+  const row = moment.focus >= 0 ? moment.focus : moment.token;
+  const [rows, columns] = tokensOf(story, moment);
+  if (row >= 0) {
+    const weight = meanOf(story, moment);
+    return { row, column: columns.reduce((best, _, column) => (weight(row, column) > weight(row, best) ? column : best), 0) };
+  }
+  return kindOf(story) === "translation" && moment.resting ? farthest(rows, columns, meanOf(story, moment)) : null;
+}
+
+/**
+ * The most regular head of a language model: most of the weight of its rows is on the token before, on the token itself or
+ * on one column. Null while none has a share of `REGULAR`.
+ * @returns {{head: number, share: number, column: number|null, text: string, of: string}|null} `column`: that it returns to
+ */
+export function regularHead(story, moment) {
+  const [tokens] = tokensOf(story, moment);
+  let best = null;
+  for (const head of shownHeads(story, moment)) {
+    const weight = weightsOf(story, moment, head);
+    const mean = (from, column) => tokens.slice(from).reduce((sum, _, at) => sum + weight(from + at, column(from + at)), 0) / (tokens.length - from);
+    const ways = [{ share: mean(1, (row) => row - 1), column: null, text: "looks at the token before", of: "its weight" }, { share: mean(1, (row) => row), column: null, text: "stays on the token itself", of: "its weight" }];
+    for (let column = 0; column + 2 <= (2 * tokens.length) / 3; column++) ways.push({ share: mean(column + 2, () => column), column, text: `returns to ${named(tokens, column)}`, of: "the weight of all later tokens" });
+    for (const way of ways) if (way.share > Math.max(REGULAR, best?.share ?? 0)) best = { head, ...way };
+  }
+  return best;
+}
+
+/** A token in words; letters need their position. */
+const named = (tokens, at) => (isEnd(tokens[at]) ? "the end token" : `“${labelsOf([tokens[at]])[0]}”${tokens[at].trim().length > 1 ? "" : ` (token ${at + 1})`}`);
+
+/** The caption of a moment, computed from the probe. @returns {string[]} sentences, the most important one first */
 export function captionOf(story, moment) {
   const kind = kindOf(story);
   const at = Math.round(moment.at);
-  if (kind === "images") return pictureCaption(story, at, moment.sentence);
-  const loss = lossOf(story.probes[at]);
-  if (kind === "language") return `Perplexity ${Math.exp(loss).toFixed(1)}: as unsure as a choice among ${Math.max(1, Math.round(Math.exp(loss)))} equally likely tokens.`;
+  if (kind === "images") return pictureCaption(story, moment);
+  const marked = chosen(story, moment);
+  const [rows, columns] = tokensOf(story, moment);
+  if (marked && (moment.focus >= 0 || moment.token >= 0)) {
+    const share = percent(meanOf(story, moment)(marked.row, marked.column));
+    return [`${named(rows, marked.row)} attends most to ${named(columns, marked.column)}: ${share} of its weight${moment.hidden.size ? " in the heads shown" : ""}.`];
+  }
+  if (kind === "language") return [...regularCaption(story, moment), perplexityCaption(Math.exp(lossOf(story.probes[at])))];
   const [right, count] = rightOf(story, at, moment.sentence);
-  if (!checked(story, at, moment.sentence).length) return `It writes nothing yet.${bestHead(story, moment)}`;
-  if (!isRight(story, at, moment.sentence)) return `${right} of ${count} tokens are right.${bestHead(story, moment)}`;
-  return `All ${count} tokens are right. ${movedCaption(story, moment)}`;
+  if (!checked(story, at, moment.sentence).length) return ["It writes nothing yet.", ...bestHead(story, moment)];
+  const progress = `${right === count ? "All" : `${right} of`} ${count} tokens are right.`;
+  const word = farthest(rows, columns, meanOf(story, moment));
+  const isDone = isRight(story, at, moment.sentence) || (word && moment.resting);
+  if (!isDone) return [...repeated(story, at, moment.sentence), progress, ...bestHead(story, moment)];
+  return [word ? tellMove(word, rows, columns) : "No word attends clearly to one far from its own position.", progress];
 }
 
-function movedCaption(story, moment) {
-  const word = moved(story, moment);
-  const { source_tokens: source, target_tokens: target } = story.sentences[moment.sentence];
-  return word ? tellMove(word, target, source) : "Each word attends to the word that it translates.";
+/** The word that makes up half of the output or more. */
+function repeated(story, at, sentence) {
+  const words = checked(story, at, sentence).map(([token]) => token.trim().toLowerCase()).filter(isWord);
+  const most = words.find((word) => words.length > 3 && 2 * words.filter((other) => other === word).length >= words.length);
+  return most ? [`It repeats “${most}”.`] : [];
 }
+
+const headName = ({ layer }, head) => `Head ${layer + 1}·${head + 1}`;
 
 /** The head that aligns best, if there are gold alignments. */
-function bestHead(story, { at, layer, sentence }) {
-  const [, count] = story.probes[0].sentences[sentence].shape;
-  const shares = Array.from({ length: count }, (_, head) => alignmentOf(story, at, layer, head));
-  if (shares[0] === null) return "";
+function bestHead(story, moment) {
+  const shares = alignments(story, moment);
+  if (!shares) return [];
   const head = shares.indexOf(Math.max(...shares));
-  return ` Head ${layer + 1}·${head + 1} aligns best: ${percent(shares[head])} %.`;
+  return [`${headName(moment, head)} aligns best: ${Math.round(100 * Math.max(0, shares[head]))} %.`];
 }
 
-const percent = (share) => Math.round(100 * Math.max(0, share));
+function regularCaption(story, moment) {
+  const found = regularHead(story, moment);
+  return [found ? `${headName(moment, found.head)} ${found.text}: ${percent(found.share)} of ${found.of}.` : "No head of this layer has a simple pattern yet."];
+}
 
-function pictureCaption(story, at, sentence) {
-  const [name, share] = story.probes[at].sentences[sentence].probabilities[0];
-  const { label } = story.sentences[sentence];
-  return name === label ? `Right: class ${label} has ${percent(share)} percent.` : `Wrong: it takes class ${label} for ${name}, with ${percent(share)} percent.`;
+const perplexityCaption = (perplexity) => `Perplexity ${shown(perplexity)}: as unsure as a choice among ${Math.max(1, Math.round(perplexity))} equally likely tokens.`;
+
+/** The number of patches that hold half of the attention. @param {ArrayLike<number>} weights */
+export function halfOf(weights) {
+  const sorted = Array.from(weights).sort((a, b) => b - a);
+  const total = sorted.reduce((a, b) => a + b, 0);
+  let [sum, count] = [0, 0];
+  while (count < sorted.length && sum < total / 2) sum += sorted[count++];
+  return count;
+}
+
+/** Half of the attention of a head is on so many of so many patches. */
+function patchesOf(story, moment, head) {
+  const [, , rows, columns] = story.probes[0].sentences[moment.sentence].shape;
+  const weight = weightsOf(story, moment, head);
+  return halfOf(Array.from({ length: rows * columns }, (_, cell) => weight(Math.floor(cell / columns), cell % columns)));
+}
+
+function pictureCaption(story, moment) {
+  const [name, share] = nearest(story, moment).sentences[moment.sentence].probabilities[0];
+  const { label } = story.sentences[moment.sentence];
+  const answer = name === label ? `Right: “${label}” has ${percent(share)}.` : `Wrong: it takes “${label}” for “${name}” (${percent(share)}).`;
+  const counts = shownHeads(story, moment).map((head) => ({ head, now: patchesOf(story, moment, head) }));
+  if (!counts.length) return [answer];
+  const { head, now } = counts.reduce((best, other) => (other.now < best.now ? other : best));
+  const [, , rows, columns] = story.probes[0].sentences[moment.sentence].shape;
+  const before = patchesOf(story, { ...moment, at: 0 }, head);
+  const change = before === now ? "" : `, at step ${story.probes[0].step} on ${before}`;
+  const look = `${headName(moment, head)} has half of its attention on ${now} of ${rows * columns} patches${change}.`;
+  return name === label ? [look, answer] : [answer, look];
 }
 
 /**
@@ -169,18 +255,41 @@ export function milestones(story, sentence) {
 }
 
 /**
- * The position among the probes after a share of the playing time. It is slow where the loss changes.
+ * The position among the probes after a share of the playing time. It is slow where the loss falls; the square root gives
+ * more time to the late progress, which is small in numbers but large on screen.
  * @param {import("./watchparts.js").Story} story @returns {(share: number) => number}
  */
 export function pace(story) {
-  const losses = story.probes.map(lossOf);
-  const changes = losses.slice(1).map((loss, at) => Math.abs(loss - losses[at]));
-  const total = changes.reduce((a, b) => a + b, 0) || 1;
+  let least = Infinity;
+  const roots = story.probes.map((probe) => Math.sqrt((least = Math.min(least, lossOf(probe)))));
+  const falls = roots.slice(1).map((root, at) => roots[at] - root);
+  const total = roots[0] - roots[roots.length - 1] || 1;
   const ends = [0];
-  for (const change of changes) ends.push(ends[ends.length - 1] + EVEN / changes.length + ((1 - EVEN) * change) / total);
+  for (const fall of falls) ends.push(ends[ends.length - 1] + EVEN / falls.length + ((1 - EVEN) * fall) / total);
   return (share) => {
     const next = ends.findIndex((end) => end > share);
-    if (next < 0) return changes.length;
+    if (next < 0) return falls.length;
     return next === 0 ? 0 : next - 1 + (share - ends[next - 1]) / (ends[next] - ends[next - 1]);
   };
+}
+
+/**
+ * Plays a training: calls `show` with a position among the probes for each frame, the last one when it ends.
+ * @param {import("./watchparts.js").Story} story @param {number} from the position at which it begins
+ * @param {(at: number) => void} show @returns {() => void} stops it
+ */
+export function playFrom(story, from, show) {
+  const position = pace(story);
+  const last = story.probes.length - 1;
+  let passed = 0; // share of the time that the part before `from` takes
+  while (passed < 1 && position(passed) < from) passed += 0.002;
+  const begun = performance.now();
+  const tick = (now) => {
+    const at = Math.min(last, position(passed + Math.max(0, now - begun) / (1000 * SECONDS)));
+    frame = requestAnimationFrame(tick);
+    if (at >= last) cancelAnimationFrame(frame);
+    show(at);
+  };
+  let frame = requestAnimationFrame(tick);
+  return () => cancelAnimationFrame(frame);
 }

@@ -1,41 +1,60 @@
 // Watch it learn, on a canvas: examples at one moment of training. A saved HTML file contains this
 // module and those that it imports.
 
-import { drawLanguage, mapLayout } from "./watchlanguage.js";
-import { captionOf, checked, milestones, moved, pace } from "./watchstory.js";
-import { drawBars, drawCurve, drawDots, drawHeader, drawOutput, HEAD_COLOURS, FONT, kindOf, momentAt, nearest, place, referenceLogProb, weightsOf } from "./watchparts.js";
+import { percent } from "./numbers.js";
+import { drawLanguage, languageLayout } from "./watchlanguage.js";
+import { captionOf, checked, chosen, isRight, milestones, playFrom } from "./watchstory.js";
+import { alignments, drawBars, drawCurve, drawDots, drawHeader, drawOutput, HEAD_COLOURS, FONT, justified, kindOf, momentAt, nearest, referenceLogProb, staggered, weightsOf } from "./watchparts.js";
 import { drawPictures, pictureLayout } from "./watchpictures.js";
 
 /** @typedef {import("./watchparts.js").Story} Story @typedef {import("./watchparts.js").Moment} Moment */
 
 const LEAST = 0.02; // weights below are not drawn
 const ROW = 14; // from a row of words to the second one
+const LOW = 170; // the least height of the ribbons
+const THEME = ["panel", "text", "quiet", "edge", "strong", "alarm"];
 
-/**
- * Positions of everything for a canvas of this width. @param {number} width
- * @param {"translation"|"language"|"images"} [kind] @param {number} [heads] @param {number} [examples]
- * @param {number} [most] height of the stage, which leaves out what does not fit
- */
-export function layout(width, kind = "translation", heads = 8, examples = 8, most = Infinity) {
-  const staged = most < Infinity;
-  const narrow = width < 560 && !staged;
-  const second = kind === "translation" && (staged || narrow) ? ROW : 0; // words may need two rows
-  const [top, curve] = staged ? [86 + second, 38] : [(narrow ? 102 : 88) + second, 84];
-  const captionSize = staged || narrow ? 13 : 16;
-  const base = { width, second, narrow, staged, captionSize, kind, top, curve, left: 16, right: width - 16, end: width - 16, lines: narrow ? 4 : 2, maps: null };
-  if (kind === "images") return closed({ ...base, ...pictureLayout(base, heads, examples, most) });
-  const plain = kind === "language" ? 140 : Math.min(380, Math.max(170, 0.35 * width - 215));
-  const below = { translation: 32, language: 50 }[kind]; // from the words to the output, on stage
-  const tall = staged ? Math.max(60, most - top - 14 - below - second - 28 - curve - 26) : narrow ? 150 : plain;
-  const target = top + 14 + tall;
-  if (staged) return closed({ ...base, target, write: target + below + second, axis: target + below + second + 28 });
-  if (kind === "translation") return closed({ ...base, target, write: target + 44 + second, axis: target + (narrow ? 118 : 78) + second });
-  const write = target + (narrow ? 92 : 56);
-  const maps = mapLayout(base, narrow ? write + 48 : write - 20, heads);
-  return closed({ ...base, target, write, maps, lines: narrow ? 2 : 5, end: narrow ? base.right : maps.left - 24, axis: maps.bottom + 14 });
+/** The colours of the page, from its CSS variables. @returns {Record<string, string>} */
+export function themeOf() {
+  const style = getComputedStyle(document.documentElement);
+  return Object.fromEntries(THEME.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 }
 
-const closed = (box) => ({ ...box, height: box.axis + box.curve + 26 });
+/**
+ * Positions of everything on a canvas. It fills the height, except on a phone, which scrolls.
+ * @param {CanvasRenderingContext2D} context @param {Story} story @param {number} sentence
+ * @param {{width: number, height: number, compact?: boolean}} size `compact`, for the stage and the home page: small
+ * letters, which the stage enlarges, and the curve low
+ * @returns {Record<string, any>} with `axis`, y of the curve, and `target`, y of the words that can be pointed at
+ */
+export function layout(context, story, sentence, { width, height, compact = false }) {
+  const kind = kindOf(story);
+  const narrow = width < 560 && !compact;
+  const curve = compact ? 28 : 84;
+  const base = {
+    ...{ kind, width, narrow, compact, curve, left: 16, right: width - 16 },
+    ...(compact ? { first: 18, top: 46, caption: 12.5, lines: 1 } : narrow ? { first: 28, top: 86, caption: 13, lines: 4 } : { first: 28, top: 76, caption: 16, lines: 2 }),
+    foot: compact ? 20 : 26, // of the numbers below the curve
+    high: height - curve - (compact ? 20 : 26), // of what is above the curve
+  };
+  const made = { translation: translationLayout, language: languageLayout, images: pictureLayout }[kind];
+  const box = { ...base, ...made(context, story, sentence, base) };
+  return { ...box, height: box.axis + box.curve + base.foot };
+}
+
+/** Two rows of words between the same edges, the output below them, and ribbons as high as the rest. */
+function translationLayout(context, story, sentence, { left, right, narrow, compact, top, high }) {
+  const { source_tokens: source, target_tokens: target } = story.sentences[sentence];
+  const size = compact ? 14 : narrow ? 13 : Math.max(19, Math.min(26, (right - left) / 70));
+  const sides = { left, right, size, least: compact ? 11.5 : narrow ? 11 : 14 };
+  const words = justified(context, [source, target], sides) ?? [source, target].map((tokens) => staggered(context, tokens, sides));
+  const [above, below] = words.map(({ rows }) => ROW * Math.max(...rows));
+  const begin = Math.round(top + above + 0.8 * words[0].font);
+  const between = narrow ? 44 : compact ? 28 : 42; // from the words to the output
+  const after = narrow ? 74 : compact ? 8 : 36; // from the output to the curve
+  const end = narrow ? begin + 164 : Math.max(begin + (compact ? 60 : LOW), high - after - below - between);
+  return { words, size, top: begin, target: end, write: end + below + between, axis: end + below + between + after };
+}
 
 /**
  * Draws a moment, and sets `box.centres`, x of the tokens that can be pointed at.
@@ -51,55 +70,53 @@ export function drawWatch(context, story, moment, theme, box) {
 
 /** Cross-attention as ribbons between a sentence and its translation. */
 function drawTranslation(context, story, moment, theme, box) {
-  const sentence = story.sentences[moment.sentence];
   const at = Math.round(moment.at);
   const probe = nearest(story, moment).sentences[moment.sentence];
   const heads = probe.shape[1];
-  drawHeader(context, story, moment, theme, box, `log P(reference) ${referenceLogProb(story, moment).toFixed(1)}`, captionOf(story, moment));
-  drawDots(context, story, moment, theme, box, heads);
+  drawHeader(context, story, moment, theme, box, `P of the reference ${percent(Math.exp(referenceLogProb(story, moment)))}`, captionOf(story, moment));
+  const shares = alignments(story, moment);
+  if (shares) drawDots(context, shares, "words aligned", moment, theme, box);
 
   // Words and ribbons.
-  const [size, least] = box.narrow ? [13, 11] : box.staged ? [13, 12] : [19, 0];
-  const above = place(context, sentence.source_tokens, box.width, size, least);
-  const below = place(context, sentence.target_tokens, box.width, size, least);
+  const [above, below] = box.words;
   const shown = moment.token < 0 ? below.labels.length : moment.token + 1;
-  const slot = Math.max(1.2, Math.min(7, (box.width / Math.max(above.labels.length, below.labels.length) - 6) / heads));
-  const emphasis = moment.resting && moment.focus < 0 ? moved(story, moment) : null; // the word of the caption
-  const focus = emphasis ? emphasis.row : moment.focus;
-  const back = emphasis ? 0.4 : 0.12; // strength of all other ribbons
+  const slot = Math.max(1.2, Math.min(box.compact ? 6 : Math.max(7, Math.min(12, box.width / 160)), ((box.right - box.left) / Math.max(above.labels.length, below.labels.length) - 6) / heads));
+  const marked = chosen(story, moment);
+  const back = moment.focus < 0 ? 0.4 : 0.12; // strength of all other ribbons
   for (let head = 0; head < heads; head++) {
     if (moment.hidden.has(head)) continue;
     const weight = weightsOf(story, moment, head);
     const shift = (head - (heads - 1) / 2) * slot;
     context.strokeStyle = HEAD_COLOURS[head % HEAD_COLOURS.length];
     for (let t = 0; t < shown; t++) {
-      const strength = focus < 0 ? 1 : focus === t ? 1.3 : back;
+      const strength = !marked ? 1 : marked.row === t ? 1.3 : back;
       for (let s = 0; s < above.labels.length; s++) {
         const value = weight(t, s);
         if (value < LEAST) continue;
         context.globalAlpha = Math.min(1, strength * (0.12 + 0.66 * value)); // weak ones recede
-        ribbon(context, above.centres[s] + shift, box.top + 8, below.centres[t] + shift, box.target - 16, value * slot);
+        ribbon(context, above.centres[s] + shift, box.top + 8, below.centres[t] + shift, box.target - below.font, value * slot);
       }
     }
   }
   context.globalAlpha = 1;
-  context.textAlign = "center";
-  above.labels.forEach((label, s) => {
-    context.fillStyle = emphasis?.column === s ? theme.strong : theme.text;
-    context.font = `${emphasis?.column === s ? "700 " : ""}${above.font}px ${FONT}`;
-    context.fillText(label, above.centres[s], box.top - ROW * above.rows[s]);
-  });
-  below.labels.forEach((label, t) => {
-    context.fillStyle = emphasis?.row === t ? theme.strong : theme.text;
-    context.font = `${emphasis?.row === t ? "700 " : ""}${below.font}px ${FONT}`;
-    context.globalAlpha = t < shown ? 1 : 0.25;
-    context.fillText(label, below.centres[t], box.target + ROW * below.rows[t]);
-    context.globalAlpha = 1;
-  });
-  drawBars(context, below.centres.slice(0, shown), box.target + 7 + ROW * Math.max(...below.rows), theme, (t) => Math.exp(probe.reference_log_probs[t]));
-
-  drawOutput(context, checked(story, at, moment.sentence), probe.log_probs, moment, theme, box);
+  drawWords(context, above, box.top, -ROW, marked?.column, above.labels.length, theme);
+  drawWords(context, below, box.target, ROW, marked?.row, shown, theme);
+  drawBars(context, below, shown, box.target + (box.compact ? 7 : 9) + ROW * Math.max(...below.rows), box.compact ? 4 : 6, theme, (t) => Math.exp(probe.reference_log_probs[t]));
+  drawOutput(context, checked(story, at, moment.sentence), probe.log_probs, moment, theme, box, isRight(story, at, moment.sentence));
   return below.centres;
+}
+
+/** A row of words; those from `shown` on are pale. @param {import("./watchparts.js").Words} words */
+function drawWords(context, words, y, out, marked, shown, theme) {
+  const { labels, centres, rows, font } = words;
+  context.textAlign = "center";
+  labels.forEach((label, at) => {
+    context.fillStyle = marked === at ? theme.strong : theme.text;
+    context.font = `${marked === at ? "700 " : ""}${font}px ${FONT}`;
+    context.globalAlpha = at < shown ? 1 : 0.25;
+    context.fillText(label, centres[at], y + out * rows[at]);
+  });
+  context.globalAlpha = 1;
 }
 
 /** A band between two words whose width is the weight. */
@@ -112,49 +129,51 @@ function ribbon(context, x0, y0, x1, y1, width) {
   context.stroke();
 }
 
-/** The player of a saved file: scrubbing and playing without a server. @param {Story} story */
-export function playStory(canvas, story, moment, theme) {
-  const context = canvas.getContext("2d");
-  const [heads, kind] = [story.probes[0].sentences[0].shape[1], kindOf(story)];
-  let box = layout(800, kind, heads, story.sentences.length);
-  let frame = 0;
+/**
+ * A player without controls, for a saved file and the home page: scrubbing and playing without a server.
+ * @param {HTMLCanvasElement} canvas @param {Story} story @param {Moment} moment
+ * @param {() => {width: number, height: number, compact?: boolean, zoom?: number}} size of the canvas, in enlarged pixels
+ */
+export function playStory(canvas, story, moment, size) {
+  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  const last = story.probes.length - 1;
+  /** @type {ReturnType<typeof layout>} */
+  let box;
+  let stop = () => {};
   const draw = () => {
-    box = layout(Math.max(340, canvas.parentElement.clientWidth), kind, heads, story.sentences.length);
-    const fine = devicePixelRatio || 1;
+    const { zoom = 1, ...sides } = size();
+    box = layout(context, story, moment.sentence, sides);
+    const fine = zoom * (devicePixelRatio || 1);
     [canvas.width, canvas.height] = [box.width * fine, box.height * fine];
-    canvas.style.width = `${box.width}px`;
-    canvas.style.height = `${box.height}px`;
+    canvas.style.width = `${box.width * zoom}px`;
+    canvas.style.height = `${box.height * zoom}px`;
     context.setTransform(fine, 0, 0, fine, 0, 0);
-    drawWatch(context, story, moment, theme, box);
+    drawWatch(context, story, moment, themeOf(), box);
   };
   const go = (at) => {
-    moment.at = Math.max(0, Math.min(story.probes.length - 1, at));
-    moment.resting = moment.at === story.probes.length - 1;
+    moment.at = Math.max(0, Math.min(last, at));
+    moment.resting = moment.at === last;
     draw();
   };
-  const play = (begun = performance.now()) => {
-    cancelAnimationFrame(frame);
-    const last = story.probes.length - 1;
-    const position = pace(story);
-    const tick = (now) => {
-      go(position((now - begun) / 6000));
-      if (moment.at < last) frame = requestAnimationFrame(tick);
-    };
-    frame = requestAnimationFrame(tick);
+  const play = () => {
+    stop();
+    stop = playFrom(story, 0, go);
   };
   const drag = (event) => {
     if (event.buttons) go(momentAt(box, story, event.offsetX));
   };
-  canvas.addEventListener("pointerdown", (event) => (cancelAnimationFrame(frame), drag(event)));
+  canvas.addEventListener("pointerdown", (event) => (stop(), drag(event)));
   canvas.addEventListener("pointermove", drag);
   canvas.addEventListener("keydown", (event) => {
     const by = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
     if (event.key === " ") play();
-    else if (by) go(Math.round(moment.at) + by);
-    else return;
+    else if (by) {
+      stop();
+      go(Math.round(moment.at) + by);
+    } else return;
     event.preventDefault();
   });
-  addEventListener("resize", draw);
-  draw();
-  return { draw, go, play };
+  new ResizeObserver(draw).observe(/** @type {HTMLElement} */ (canvas.parentElement));
+  go(moment.at);
+  return { play };
 }

@@ -2,11 +2,12 @@
 
 import { post, tensor } from "../api.js";
 import { compareChoice, Comparison } from "../compare.js";
-import { button, element, html, labelled, render, select, shown, tabs } from "../dom.js";
+import { button, element, html, labelled, percent, render, select, shown, tabs } from "../dom.js";
 import { describe } from "../exports.js";
 import { cellOf, coverages, greatestHead, limited, tellingCell } from "../fitting.js";
 import { TextAndTarget } from "../form.js";
-import { HeadGrid, roleOf } from "../headgrid.js";
+import { weightStory } from "../flowstory.js";
+import { HeadGrid, offsetsOf, roleOf } from "../headgrid.js";
 import { HeatMap } from "../heatmap.js";
 import { Lines } from "../lines.js";
 import { knockStory } from "../insights.js";
@@ -14,7 +15,6 @@ import { outputPanel } from "../output.js";
 import { definePage } from "../page.js";
 import { QueryKey } from "../querykey.js";
 import { change, read } from "../state.js";
-import { farthest, tellMove } from "../watchstory.js";
 
 const VIEWS = [
   ["matrix", "Matrix"],
@@ -22,6 +22,7 @@ const VIEWS = [
   ["qk", "q · k"],
   ["rollout", "Rollout"],
 ];
+const [WIDE, BELOW] = [960, 92]; // a window with two columns; pixels below the map
 const SIDE = 256; // maximum rows and columns of a map in the grid
 // In a long text all weights are small, and a scale from 0 to 1 is dark.
 const COLOURS = [
@@ -33,8 +34,9 @@ const STATISTICS = {
   distance: "mean distance",
   previous: "weight on the previous token",
   first: "weight on the first token",
-  coverage: "coverage of the source",
+  coverage: "coverage of the source words",
 };
+const SHARES = new Set(["previous", "first", "coverage"]); // statistics that are written in percent
 
 /** The elements of the page, reused while text and head change. */
 let screen = null;
@@ -64,6 +66,7 @@ async function show({ run, runs, state, text, controls }, signal) {
   screen.first = await firstHead(trace, state, signal);
   const now = { run, runs, state, trace, off, ...chosen(trace, state) };
   screen.now = now;
+  describeHeads(now.map, await headMaps(now, 0, signal));
   describe({ run: run.name, text, target: state.target, attention: nameOf(now.map.name), layer: now.layer + 1, head: now.head + 1, "without heads": off.join(" ") });
   controls(...controlsOf(now));
   showOutputs(baseline.output, off.length ? trace.output : null, off);
@@ -86,29 +89,35 @@ function chosen({ maps }, state, first = screen.first) {
 async function firstHead(trace, state, signal) {
   const { map } = chosen(trace, state, [0, 0]);
   if (map.name !== "decoder.cross") return state.first === "sharp" && map.statistics.entropy ? sharpest(map) : [0, 0];
-  const bytes = await headMaps({ trace, map, state: {} }, signal); // on one scale, whatever the colours
-  if (bytes.shape[3] !== map.columns.length) return [0, 0];
-  map.covered = coverages(bytes, map.columns);
-  return greatestHead(map.covered);
+  const bytes = await headMaps({ trace, map }, 0, signal);
+  return bytes.shape[3] === map.columns.length ? greatestHead(coverages(bytes, map.columns)) : [0, 0];
+}
+
+/** Adds to a map what each of its heads does; a text that is too long for its small maps has no such names. */
+function describeHeads(map, bytes) {
+  if (bytes.shape[3] !== map.columns.length) return;
+  if (map.name === "decoder.cross") map.statistics.coverage = map.covered = coverages(bytes, map.columns);
+  else map.offsets = offsetsOf(bytes);
 }
 
 /** The head that attends to the fewest tokens. */
 const sharpest = (map) => greatestHead(map.statistics.entropy.map((layer) => layer.map((bits) => -bits)));
 
-/** The maps of all heads, small; cached for the same text. */
-async function headMaps({ state, trace, map }, signal) {
-  const which = { dtype: "u8", side: SIDE, own: state.colours === "own" ? 1 : 0 };
-  const key = [trace.trace, map.name, which.own].join(" ");
-  if (screen.cached.key !== key) {
-    screen.cached = { key, bytes: await tensor(trace.trace, `${map.name}.weights`, which, signal) };
+/** The maps of all heads, small, on one scale or each (`own`) on its own; cached for the same text. */
+async function headMaps({ trace, map }, own, signal) {
+  const key = [trace.trace, map.name, own].join(" ");
+  if (!screen.cached.has(key)) {
+    const bytes = await tensor(trace.trace, `${map.name}.weights`, { dtype: "u8", side: SIDE, own }, signal);
+    if (screen.cached.size > 3) screen.cached.clear();
+    screen.cached.set(key, bytes);
   }
-  return screen.cached.bytes;
+  return screen.cached.get(key);
 }
 
 /** All heads as small maps. */
 async function allHeads(now, signal) {
   const { state, map, layer, head, off } = now;
-  screen.grid.show(map, await headMaps(now, signal), { by: state.by in map.statistics ? state.by : "", chosen: [layer, head], off: new Set(off) });
+  screen.grid.show(map, await headMaps(now, state.colours === "own" ? 1 : 0, signal), { by: state.by in map.statistics ? state.by : "", chosen: [layer, head], off: new Set(off) });
 }
 
 /** How much log P of the same target falls without each head: heads by layers of all attentions. */
@@ -161,9 +170,21 @@ function build() {
     form: new TextAndTarget(),
     output: element("section", { class: "output", "aria-label": "Model output" }),
     grid: new HeadGrid({ choose, knock }),
-    map: new HeatMap({ move: (row, column) => change({ cell: `${row},${column}` }, { replace: true, quiet: true }), share: 0.36 }),
+    map: new HeatMap({
+      move: (row, column) => {
+        change({ cell: `${row},${column}` }, { replace: true, quiet: true });
+        if (screen.tell) screen.map.insight.textContent = screen.tell(row);
+      },
+      share: 0.36,
+      height: () => (innerWidth < WIDE ? 0 : Math.max(1, innerHeight - made.map.frame.getBoundingClientRect().top - scrollY - BELOW)),
+    }),
+    /** What the map shows at a row, if that depends on the row. @type {((row: number) => string)|null} */
+    tell: null,
     lines: new Lines({
-      choose: (row) => change({ query: row < 0 ? "" : String(row) }, { replace: true, quiet: true }),
+      choose: (row) => {
+        change({ query: row < 0 ? "" : String(row) }, { replace: true, quiet: true });
+        screen.lines.insight.textContent = screen.tell(row);
+      },
       change: (top) => change({ top }),
     }),
     queryKey: new QueryKey(),
@@ -177,7 +198,7 @@ function build() {
     first: [0, 0],
     swept: { key: "", result: null },
     left: element("div", { class: "stacked" }),
-    cached: { key: "", bytes: null },
+    cached: new Map(),
   };
   made.left.append(made.grid.root, made.facts);
   for (const view of [made.map, made.lines]) view.root.dataset.stage = "One head";
@@ -190,19 +211,16 @@ function build() {
 function controlsOf({ run, runs, state, trace, map }) {
   const kinds = trace.maps.map((one) => [one.name, nameOf(one.name)]);
   const by = [["", "layer and head"], ...Object.keys(map.statistics).map((name) => [name, STATISTICS[name]])];
-  const display = [
+  const options = [
+    compareChoice(runs, run, state.beside),
     labelled("Sort by", select(by, state.by in map.statistics ? state.by : "", (value) => change({ by: value }))),
     labelled("Palette", select([["", "white to ink"], ["viridis", "viridis"]], state.palette ?? "", (value) => change({ palette: value }))),
     labelled("Colours", select(COLOURS, state.colours === "own" ? "own" : "", (value) => change({ colours: value }))),
   ];
-  const sweeps = state.sweep === "1";
+  const leave = ({ relatedTarget: to, currentTarget: menu }) => to && !menu.contains(to) && (menu.open = false);
   return [
     tabs("Which attention", kinds, map.name, (value) => change({ map: value, cell: "", query: "" })),
-    html`<details class="more"><summary>Display</summary><div class="controls">${display}</div></details>`,
-    compareChoice(runs, run, state.beside),
-    ["text", "continuation"].includes(trace.output.kind)
-      ? button("Sweep all heads", () => change({ sweep: sweeps ? "" : "1" }), { pressed: sweeps })
-      : null,
+    html`<details class="more" @focusout=${leave}><summary>Options</summary><div class="controls">${options}</div></details>`,
   ];
 }
 
@@ -215,15 +233,18 @@ export function nameOf(name) {
 async function near({ state, trace, map, layer, head, off }, signal) {
   const place = `${map.name}.${layer}.${head}`;
   const isOff = off.includes(place);
+  const sweeps = state.sweep === "1";
   const view = state.view === "rollout" && !map.rollout ? "matrix" : (state.view ?? "matrix");
   const views = VIEWS.filter(([name]) => name !== "rollout" || map.rollout);
   const parts = [
     tabs("View", views, view, (value) => change({ view: value })),
     button(isOff ? "Restore this head" : "Knock out this head", () => knock(layer, head), { id: "knock", pressed: isOff }),
     off.length ? button("Restore all heads", () => change({ off: "" }), { kind: "quiet" }) : null,
+    ["text", "continuation"].includes(trace.output.kind) ? button("Sweep all heads", () => change({ sweep: sweeps ? "" : "1" }), { id: "sweep", pressed: sweeps }) : null,
   ];
   render(parts, screen.about);
-  render(Object.entries(map.statistics).map(([name, values]) => html`<dt>${STATISTICS[name]}</dt><dd>${shown(values[layer][head])}</dd>`), screen.facts);
+  const written = (name, value) => (SHARES.has(name) ? percent(value) : shown(value));
+  render(Object.entries(map.statistics).map(([name, values]) => html`<dt>${STATISTICS[name]}</dt><dd>${written(name, values[layer][head])}</dd>`), screen.facts);
   await drawView(view, { state, trace, map, layer, head, isOff }, signal);
 }
 
@@ -231,10 +252,11 @@ async function drawView(view, { state, trace, map, layer, head, isOff }, signal)
   const title = `${nameOf(map.name)}, layer ${layer + 1}, head ${head + 1}${isOff ? " (knocked out)" : ""}`;
   const at = cellOf(state.cell);
   const says = (row, column, value) => `${row} attends to ${column}: ${value}`;
-  const matrix = { name: `${map.name}-${layer + 1}-${head + 1}`, title, rows: map.rows, columns: map.columns, says };
+  const matrix = { name: `${map.name}-${layer + 1}-${head + 1}`, title, rows: map.rows, columns: map.columns, says, number: percent };
   const of = (what, which) => tensor(trace.trace, `${map.name}.${what}`, which, signal);
   const high = (values) => (state.colours === "own" ? values.reduce((most, one) => Math.max(most, one), 0) || 1 : 1);
   let shownPart;
+  screen.tell = null;
   if (view === "rollout") {
     const { values } = await of("rollout", { layer });
     const rolled = `Rollout over layers 1 to ${layer + 1} (all heads, ½ residual)`;
@@ -242,7 +264,10 @@ async function drawView(view, { state, trace, map, layer, head, isOff }, signal)
     shownPart = screen.map;
   } else if (view === "lines") {
     const { values } = await of("weights", { layer, head });
-    screen.lines.show({ ...matrix, values, insight: insight(map, layer, head, values) }, limited(state.top ?? "3", 101) || 3, state.query === undefined ? -1 : limited(state.query, map.rows.length));
+    const query = limited(state.query, map.rows.length, -1);
+    const all = map.name === "decoder.cross" ? tellingCell(map.rows, map.columns, values)[0] : -1;
+    screen.tell = (row) => (screen.story || Math.max(row, all) < 0 ? insight(map, layer, head) : weightStory({ ...matrix, values }, row < 0 ? all : row));
+    screen.lines.show({ ...matrix, values, insight: screen.tell(query) }, limited(state.top ?? "3", 101) || 3, query);
     shownPart = screen.lines;
   } else if (view === "qk") {
     const [weights, queries, keyRows] = await Promise.all([
@@ -254,19 +279,24 @@ async function drawView(view, { state, trace, map, layer, head, isOff }, signal)
     shownPart = screen.queryKey;
   } else {
     const { values } = await of("weights", { layer, head });
-    const first = tellingCell(map.rows, map.columns, values);
-    screen.map.show({ ...matrix, values, high: high(values), insight: insight(map, layer, head, values) }, cellOf(state.cell, first));
+    const cell = cellOf(state.cell, firstCellOf(map, values, state.query));
+    if (map.name === "decoder.cross" && !screen.story) screen.tell = (row) => weightStory({ ...matrix, values }, row);
+    screen.map.show({ ...matrix, values, high: high(values), insight: screen.tell?.(cell[0]) ?? insight(map, layer, head) }, cell);
     shownPart = screen.map;
   }
   if (screen.near.firstChild !== shownPart.root) screen.near.replaceChildren(shownPart.root);
 }
 
-/** What the model loses without heads; else the word that the head finds at another position, or what it does. */
-function insight(map, layer, head, values) {
-  if (screen.story) return screen.story;
-  const word = map.name === "decoder.cross" ? farthest(map.rows, map.columns, (row, column) => values[row * map.columns.length + column]) : null;
-  return word ? tellMove(word, map.rows, map.columns) : `${roleOf(map, layer, head).sentence} ${contrast(map, layer, head)}`;
+/** The first cell: the greatest weight of the query that stays from head to head; at first the word that has moved farthest. */
+function firstCellOf({ rows, columns }, values, query) {
+  if (query === undefined) return tellingCell(rows, columns, values);
+  const row = limited(query, rows.length);
+  const weights = values.subarray(row * columns.length, (row + 1) * columns.length);
+  return [row, weights.indexOf(Math.max(...weights))];
 }
+
+/** What the model loses without heads; else what the head does, and the one that does something else. */
+const insight = (map, layer, head) => screen.story || `Head ${layer + 1}·${head + 1} ${roleOf(map, layer, head).does}. ${contrast(map, layer, head)}`;
 
 /** The head that differs most in how many tokens it attends to. */
 function contrast(map, layer, head) {
@@ -274,9 +304,8 @@ function contrast(map, layer, head) {
   if (!entropy || map.name === "decoder.cross" || map.layers * map.heads < 2) return "";
   const away = (bits) => Math.abs(bits - entropy[layer][head]);
   const [other, number] = greatestHead(entropy.map((bits) => bits.map(away)));
-  const tokens = (bits) => Math.max(1, Math.round(2 ** bits));
-  const [here, there] = [tokens(entropy[layer][head]), tokens(entropy[other][number])];
-  return here === there ? "" : `Head ${other + 1}·${number + 1} differs most: about ${there} token${there > 1 ? "s" : ""} instead of ${here}.`;
+  const { does } = roleOf(map, other, number);
+  return does === roleOf(map, layer, head).does ? "" : `Head ${other + 1}·${number + 1} differs most: it ${does}.`;
 }
 
 /** The keys of a head; in grouped-query attention those of its group. */
@@ -292,7 +321,7 @@ async function keysOf(map, layer, head, of) {
 function goTo(row, head, how) {
   const rows = screen.now.trace.maps.flatMap((one) => Array.from({ length: one.layers }, (_, layer) => [one, layer]));
   const [map, layer] = rows[row];
-  change({ map: map.name, layer: String(layer), head: String(Math.min(head, map.heads - 1)), cell: "" }, how);
+  change({ map: map.name, layer: String(layer), head: String(Math.min(head, map.heads - 1)), cell: "", query: "" }, how);
 }
 
 /** The state of the URL, merged over the state of a step of the tour. */
@@ -306,17 +335,20 @@ function nextHead(by) {
   choose(Math.floor(to / map.heads), to % map.heads, { replace: true });
 }
 
-/** Chooses a head; keys replace the last entry of the history. */
+/** Chooses a head, with the same query; keys replace the last entry of the history. */
 function choose(layer, head, how = {}) {
-  change({ layer: String(layer), head: String(head) }, how);
+  change({ layer: String(layer), head: String(head), ...sameQuery() }, how);
 }
+
+/** The query of the map: it stays when another head is shown. */
+const sameQuery = () => (screen.near.firstChild === screen.map.root ? { query: String(screen.map.at[0]), cell: "" } : {});
 
 /** Knocks out a head, or restores it. */
 function knock(layer, head) {
   const place = `${chosen(screen.now.trace, current()).map.name}.${layer}.${head}`;
   const off = new Set((read().off ?? "").split(" ").filter(Boolean));
   if (!off.delete(place)) off.add(place);
-  change({ off: [...off].join(" "), layer: String(layer), head: String(head) });
+  change({ off: [...off].join(" "), layer: String(layer), head: String(head), ...sameQuery() });
 }
 
 /** Steps from the state in the URL: a key may be pressed again before the page is redrawn. */

@@ -145,7 +145,7 @@ function open(now, state, numbers) {
   const isRaw = state.scale === "no" && box.name.endsWith(".scores");
   const shownNumbers = (isRaw && dotProducts(now, numbers)) || numbers.get(box.name);
   const cell = cellOf(state.cell, firstCell(box.name, shownNumbers, now.pair));
-  const how = { layer, head, cell, labels, isRaw: shownNumbers !== numbers.get(box.name), softmaxes: softmaxesOf(now, numbers) };
+  const how = { layer, head, cell, labels, isRaw: shownNumbers !== numbers.get(box.name), softmaxes: isRaw ? null : softmaxesOf(now, numbers) };
   const near = {
     weights: weights && { rows: labels(weights.rows, numbers.get(weights.name).shape[0]), columns: labels(weights.columns, numbers.get(weights.name).shape[1]), values: numbers.get(weights.name).values },
     kind: box.name.split(".")[1],

@@ -2,7 +2,7 @@
 
 import { get, post } from "../api.js";
 import { barTable } from "../bars.js";
-import { css, weightScale } from "../colour.js";
+import { css, rgb } from "../colour.js";
 import { button, element, escaped, html, nothing, render, shown } from "../dom.js";
 import { coloured } from "../math.js";
 import { definePage } from "../page.js";
@@ -130,7 +130,7 @@ function picture({ bars, weights }) {
     return html`<div class="shows">${barTable(numbers.map(([label, value]) => ({ label, values: [value], texts: [text(value)] })), "", full)}</div>`;
   }
   if (!weights.length) return nothing;
-  const cell = (value) => html`<td .style=${`background: ${css(Math.round(255 * value), weightScale())}; color: ${value > 0.45 ? "#fff" : "#111"}`}>${value ? value.toFixed(2) : "0"}</td>`;
+  const cell = (value) => html`<td .style=${`background: ${css(Math.round(255 * value))}; color: ${rgb(Math.round(255 * value))[1] < 128 ? "#fff" : "#111"}`}>${value ? value.toFixed(2) : "0"}</td>`;
   return html`<table class="shows weights" aria-label="Attention weights: a row for each query">${weights.map((row) => html`<tr>${row.map(cell)}</tr>`)}</table>`;
 }
 

@@ -3,12 +3,13 @@
 import { get } from "../api.js";
 import { element, html, nothing, put, render, shown } from "../dom.js";
 import { fits, pageOf, PAGES } from "../pages.js";
-import { lastProbe } from "../probes.js";
+import { lastProbe, refresh, sourceOf } from "../probes.js";
 import { nameOf as pitchName } from "../roll.js";
 import { address } from "../state.js";
 import { exampleOf, sparkline, thumbnail } from "../thumbnail.js";
 import { trainingPanel } from "../training.js";
-import { kindOf } from "../watchparts.js";
+import { bestLayer, kindOf, mostReordered } from "../watchparts.js";
+import { playStory } from "../watchview.js";
 
 const WAYS = PAGES.filter((page) => page.name !== "runs");
 const START = [
@@ -17,7 +18,7 @@ const START = [
   ["flow", "Follow the numbers", "The forward pass as a diagram, down to the sum behind a single cell."],
 ];
 const SCORES = { bleu: "BLEU", chrf: "chrF", loss: "test loss", perplexity: "test perplexity" };
-const HERO = { width: 720, height: 270 }; // at most, of the large picture
+const MOST_FACTS = 4; // of a card
 const KINDS = {
   seq2seq: "encoder–decoder Transformer",
   "decoder-only-seq2seq": "decoder-only Transformer",
@@ -31,13 +32,15 @@ const KINDS = {
   imported: "imported model",
 };
 
+const played = new Set(); // runs that the large picture has played since the page was loaded
+
 export async function draw(place, state, signal) {
   const { folder, runs } = await get("/api/runs", {}, signal);
   const panel = await trainingPanel(signal);
   const pictures = new Map(runs.map((run) => [run.name, { thumb: element("div", { class: "picture" }), sample: element("p", { class: "sample" }) }]));
   const first = heroRun(runs);
   const inOrder = first ? [first, ...runs.filter((run) => run !== first)] : runs;
-  const hero = element("div", { class: "hero-picture" });
+  const [hero, below] = [element("div", { class: "hero-picture" }), element("p", { class: "note" })];
   put(
     place,
     html`<section class=${first ? "hero" : "hero plain"}>
@@ -46,7 +49,7 @@ export async function draw(place, state, signal) {
           <p class="lead">Manyheads trains Transformers on this computer and shows what happens inside: every head, every layer, every step of decoding and of training. Each number on these pages comes from a forward pass of your own model.</p>
           ${startHere(runs, state)}
         </div>
-        ${first ? html`<a class="hero-frame" href=${address("watch", { theme: state.theme ?? "", run: first.name })} aria-label=${`Watch ${first.name} learn`}>${hero}</a>` : nothing}
+        ${first ? html`<a class="hero-frame" href=${address("watch", { theme: state.theme ?? "", run: first.name })} aria-label=${`Watch ${first.name} learn`}>${hero}${below}</a>` : nothing}
       </section>
       ${panel}
       <h2 class="count">${runs.length === 1 ? "1 run" : `${runs.length} runs`} in the folder “${folder}”</h2>
@@ -56,7 +59,7 @@ export async function draw(place, state, signal) {
   for (const run of inOrder) {
     const story = run.probed ? await lastProbe(run.name, signal) : null;
     if (!story) continue;
-    if (run === first) keepHero(hero, run, story);
+    if (run === first) await showHero(hero, below, run, signal);
     const { thumb, sample } = pictures.get(run.name);
     thumb.replaceChildren(thumbnail(story));
     const { input, output } = (run.can ?? []).includes("music") ? sung(exampleOf(story)) : exampleOf(story);
@@ -76,27 +79,27 @@ function sung({ input, output }) {
   return { input: `${notes(input).slice(0, 8).join(" ")} …`, output: `${notes(output).slice(0, 8).join(" ")} …` };
 }
 
-/** The hero, drawn again for another width. */
-function keepHero(hero, run, story) {
-  let width = hero.clientWidth;
-  showHero(hero, run, story);
-  new ResizeObserver(() => {
-    if (!hero.clientWidth || hero.clientWidth === width) return;
-    width = hero.clientWidth;
-    showHero(hero, run, story);
-  }).observe(hero);
-}
-
-/** The last probe in large, and what it shows in one sentence. */
-function showHero(hero, run, story) {
-  const kind = kindOf(story);
-  const { input, output } = exampleOf(story);
+/** The training of a run as on Watch: played once, then its last frame, with one sentence below it. */
+async function showHero(hero, below, run, signal) {
+  const source = sourceOf(run.name);
+  await refresh(source, signal);
+  const last = source.probes.length - 1;
   const says = {
-    translation: html`After ${story.probes[0].step} steps <b>${run.name}</b> translates a sentence that it has not seen. Each ribbon is the attention of one head from ${language(run, 1, "target")} below to ${language(run, 0, "source")} above. Ribbons cross where the word order changes.`,
-    language: html`After ${story.probes[0].step} steps <b>${run.name}</b>: each arc is attention of one head to an earlier token.`,
-    images: html`After ${story.probes[0].step} steps <b>${run.name}</b> takes ${input} for ${output}. Each head looks at other patches.`,
-  }[kind];
-  render(html`${thumbnail(story, { ...HERO, width: Math.min(HERO.width, hero.clientWidth || HERO.width), words: true })}<p class="note">${says}</p>`, hero);
+    translation: `Each ribbon is the attention of one head from ${language(run, 1, "target")} below to ${language(run, 0, "source")} above.`,
+    language: "Each arc is attention of one head to an earlier token.",
+    images: "Each head looks at other patches.",
+  }[kindOf(source)];
+  render(html`<b>${run.name}</b> over ${source.probes[last].step} steps, on an example that it has not seen. ${says}`, below);
+  const canvas = element("canvas", { role: "img", "aria-label": says });
+  hero.replaceChildren(canvas);
+  const still = played.has(run.name) || matchMedia("(prefers-reduced-motion: reduce)").matches;
+  const moment = { at: still ? last : 0, sentence: mostReordered(source), layer: bestLayer(source), hidden: new Set(), token: -1, focus: -1 };
+  const { play } = playStory(canvas, source, moment, () => {
+    const zoom = Math.max(1, Math.min(1.3, hero.clientWidth / 540, hero.clientHeight / 290)); // larger letters where they fit
+    return { width: hero.clientWidth / zoom, height: hero.clientHeight / zoom, compact: true, zoom };
+  });
+  if (!still) play();
+  played.add(run.name);
 }
 
 /** Large links to Tour, Watch and Flow, with the first run that fits. */
@@ -116,16 +119,25 @@ function startHere(runs, state) {
 
 function card(run, state, { thumb, sample }) {
   if (run.error) return html`<article class="card broken"><h2>${run.name}</h2><p>${run.error}</p></article>`;
-  const link = (page) => html`<a href=${address(page.name, { theme: state.theme ?? "", ...page.opens, run: run.name })}>${page.title}</a>`;
+  const ways = WAYS.filter((page) => fits(page, run));
+  const main = mainWay(run, ways);
+  const link = (page) => html`<a class=${page === main ? "button" : nothing} href=${address(page.name, { theme: state.theme ?? "", ...page.opens, run: run.name })}>${page.title}</a>`;
   return html`<article class="card">
     <div class="title"><h2>${run.name}</h2><span class="kind">${[languages(run), KINDS[run.kind] ?? run.kind].filter(Boolean).join(" · ")}</span></div>
     <div class="pictures">${sparkline(run.losses ?? [])}${thumb}</div>
-    ${run.probed ? sample : (run.can ?? []).includes("fill") ? html`<p class="sample">Guesses the hidden word: <strong>${run.example}</strong></p>` : nothing}
+    ${run.probed ? sample : html`<p class="sample">${(run.can ?? []).includes("fill") ? html`Fills in hidden words, as in “${run.example}”` : nothing}</p>`}
     <dl>${facts(run).map(([key, value]) => html`<div><dt>${key}</dt><dd>${value}</dd></div>`)}</dl>
-    <nav aria-label=${run.name}>${WAYS.filter((page) => fits(page, run)).map(link)}</nav>
-    ${run.command ? html`<p class="command"><span class="note">Train it again</span><code>${run.command}</code><button type="button" class="quiet" @click=${(event) => copy(event.target, run.command)}>Copy</button></p>` : nothing}
-    ${run.kind === "imported" ? nothing : html`<details @toggle=${(event) => settings(event.target, run.name)}><summary>Settings</summary></details>`}
+    <nav aria-label=${run.name}>${main ? link(main) : nothing}<span class="others">${ways.filter((page) => page !== main).map(link)}</span></nav>
+    ${run.kind === "imported" ? nothing : html`<details @toggle=${(event) => settings(event.target, run.name)}><summary>Settings</summary>
+      ${run.command ? html`<p class="command"><span class="note">Train it again</span><code>${run.command}</code><button type="button" class="quiet" @click=${(event) => copy(event.target, run.command)}>Copy</button></p>` : nothing}
+    </details>`}
   </article>`;
+}
+
+/** The page that shows a run best: its training, the tour, or what it is used for. */
+function mainWay(run, ways) {
+  const named = (name) => ways.find((page) => page.name === name);
+  return (run.probed ? named("watch") : undefined) ?? named("tour") ?? ways.findLast((page) => page.group === "Use") ?? ways[0];
 }
 
 /** The name of a language tag. */
@@ -147,9 +159,9 @@ function facts(run) {
   const known = [];
   if (run.parameters) known.push(["parameters", run.parameters.toLocaleString("en")]);
   if (run.step !== undefined) known.push(["step", run.steps ? `${run.step} of ${run.steps}` : String(run.step)]);
-  if (run.best_loss !== null && run.best_loss !== undefined) known.push(["best validation loss", shown(run.best_loss)]);
-  for (const [name, value] of Object.entries(run.scores ?? {}).slice(0, 4)) known.push([SCORES[name] ?? name.replaceAll("_", " "), shown(value)]);
-  return known;
+  if (run.best_loss !== null && run.best_loss !== undefined) known.push(["validation loss", shown(run.best_loss)]);
+  for (const [name, value] of Object.entries(run.scores ?? {})) known.push([SCORES[name] ?? name.replaceAll("_", " "), shown(value)]);
+  return known.slice(0, MOST_FACTS);
 }
 
 /** Copies a command; the button says whether it did. */

@@ -21,13 +21,14 @@ export async function draw(place, state, signal) {
   const run = runs.find((one) => one.name === state.run) ?? runs[0];
   const at = limited(state.stop, steps.length);
   if (!screen || !place.contains(screen.root)) screen = build(place);
-  if (screen.at !== at || screen.run !== run.name) show(at, run, runs);
+  const staged = Boolean(state.stage);
+  if (screen.at !== at || screen.run !== run.name || screen.staged !== staged) show(at, run, runs, staged);
   const step = steps[at];
   const page = await import(`./${step.page}.js`);
   if (signal.aborted) return;
   screen.live.dataset.page = step.page;
   const { stop, ...inner } = state;
-  await page.draw(screen.live, { text: run.example, ...step.state, ...inner, run: run.name }, signal);
+  await page.draw(screen.live, { ...step.state, ...inner, run: run.name }, signal);
 }
 
 function build(place) {
@@ -35,13 +36,14 @@ function build(place) {
   const text = element("section", { class: "telling" });
   const root = element("div", { class: "tour" }, text, live);
   place.replaceChildren(root);
-  return { root, text, live, at: -1, run: "" };
+  return { root, text, live, at: -1, run: "", staged: false };
 }
 
-function show(at, run, runs) {
+function show(at, run, runs, staged) {
   const step = steps[at];
   const formula = element("div", { class: "math" });
-  if (step.formula) formula.append(stacked(coloured(step.formula)));
+  // On stage the formula is one line below the figure.
+  if (step.formula) formula.append(staged ? coloured(step.formula) : stacked(coloured(step.formula)));
   const last = at + 1 === steps.length;
   const way = (label, to, kind) => button(label, () => move(to), { disabled: to < 0 || to >= steps.length, kind });
   const link = (one, number) => html`<li><a href=${placeOf(number)} aria-current=${number === at ? "step" : nothing}>${one.title}</a></li>`;
@@ -53,13 +55,15 @@ function show(at, run, runs) {
       <h1>${step.title}</h1>
       <p class="prose">${step.text}</p>
       ${formula}
+      <p class="try"><strong>Try it</strong> ${step.question}</p>
       ${runs.length > 1 ? runChoice(runs, run.name) : nothing}
       <details><summary>All steps</summary><ol class="stops">${steps.map(link)}</ol></details>`,
     screen.text,
   );
   fit(formula);
+  new ResizeObserver(() => fit(formula)).observe(formula); // as on the way to the stage
   screen.live.replaceChildren();
-  Object.assign(screen, { at, run: run.name });
+  Object.assign(screen, { at, run: run.name, staged });
 }
 
 /** Where to go after the last step. */
@@ -67,8 +71,9 @@ const after = (run) => ["quiz", "flow"].map((name) => html`<a class="next" href=
 
 /** A formula does not break into lines: it shrinks until it fits its column. */
 function fit(formula) {
+  formula.style.fontSize = "";
   const { scrollWidth, clientWidth } = formula;
-  if (scrollWidth > clientWidth) formula.style.fontSize = `${(1.25 * clientWidth) / scrollWidth - 0.01}rem`;
+  if (scrollWidth > clientWidth) formula.style.fontSize = `${(Number.parseFloat(getComputedStyle(formula).fontSize) * clientWidth) / scrollWidth - 0.2}px`;
 }
 
 /** The address of a step: it forgets what was chosen inside the view of another. */

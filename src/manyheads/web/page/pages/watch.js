@@ -3,7 +3,7 @@
 
 import { post } from "../api.js";
 import { StepDifference } from "../compare.js";
-import { button, checkbox, element, escaped, html, labelled, numbered, put, render, select, tabs } from "../dom.js";
+import { button, checkbox, element, escaped, html, labelled, numbered, percent, put, render, select, shown, tabs } from "../dom.js";
 import { saveFile, saveMenu } from "../exports.js";
 import { canFilm, film } from "../film.js";
 import { refresh, sourceOf } from "../probes.js";
@@ -11,22 +11,21 @@ import { request } from "../recording.js";
 import { chosenRun, lead, runChoice, usableRuns } from "../runs.js";
 import { exampleName, outputAt } from "../samples.js";
 import { change } from "../state.js";
-import { HEAD_COLOURS, kindOf, mostReordered, momentAt, nearest, positionOf, stepAt } from "../watchparts.js";
+import { bestLayer, HEAD_COLOURS, kindOf, mostReordered, momentAt, nearest, positionOf, stepAt } from "../watchparts.js";
 import { pictureAt } from "../watchpictures.js";
-import { pace } from "../watchstory.js";
-import { drawWatch, layout } from "../watchview.js";
+import { pace, playFrom, SECONDS } from "../watchstory.js";
+import { drawWatch, layout, themeOf } from "../watchview.js";
 
 const EVERY = 1500; // milliseconds between two requests
-const SECONDS = 6; // from the first step to the last
 const STILL = 0.8; // seconds for which a film shows its last picture
-const MODULES = ["watchparts.js", "watchstory.js", "watchlanguage.js", "watchpictures.js", "watchview.js"]; // of a saved file
+const MODULES = ["numbers.js", "watchparts.js", "watchstory.js", "watchlanguage.js", "watchpictures.js", "watchview.js"]; // of a saved file
 
 const played = new Set(); // runs whose training was played since the page was loaded
 
 /** The words of the page for each kind of example; `attention` names the heads that can be removed. */
 const KINDS = {
   translation: {
-    lead: "A held-out sentence while the model learns. Ribbons: cross-attention, as wide as the weight. Bars: P of each token.",
+    lead: "A held-out sentence and its reference while the model learns. Ribbons: cross-attention. Bars: P of each token.",
     example: "Sentence",
     written: "Translation written so far",
     attention: "decoder.cross",
@@ -38,7 +37,7 @@ const KINDS = {
     attention: "decoder.self",
   },
   images: {
-    lead: "Held-out pictures while the model learns to name them. Each head colours the patches that it attends to.",
+    lead: "Held-out pictures while the model learns to name them. Heads colour what they attend to. Blue marks: it was right.",
     example: "Picture",
   },
 };
@@ -98,7 +97,7 @@ class Watch {
     this.moment = {
       at: positionOf(source, Number.isFinite(step) ? step : Infinity),
       sentence: bounded(state.sentence, source.sentences.length - 1, mostReordered(source)),
-      layer: bounded(state.layer, layers - 1, this.bestLayer(layers)),
+      layer: bounded(state.layer, layers - 1, bestLayer(source)),
       hidden: new Set((state.hide ?? "").split(".").filter(Boolean).map(Number)),
       token: -1,
       focus: -1,
@@ -120,26 +119,23 @@ class Watch {
     this.heads = element("div", { class: "field", role: "group", "aria-label": "Heads of this layer" });
     this.writing = element("input", { type: "range", min: "0", oninput: () => this.write(Number(this.writing.value)) });
     this.playing = element("button", { type: "button", class: "primary", onclick: () => this.play() }, "Play");
-    const figure = element(
-      "figure",
-      { class: "watch-figure" },
-      this.canvas,
-      element("div", { class: "below" }, this.status, this.saving()),
-    );
     const sentences = source.sentences.map((example, number) => [String(number), exampleName(example, number)]);
     const canRemove = source.weights.length > 0 && Boolean(words.attention);
     this.removes = canRemove && state.remove === "1";
+    const actions = element("div", { class: "actions" });
+    const figure = element("figure", { class: "watch-figure" }, this.canvas, element("div", { class: "below" }, actions, this.status, this.saving()));
+    const removing = checkbox("Remove heads by clicking", this.removes, (on) => change({ remove: on ? "1" : "" }, { replace: true }));
+    render([this.kind === "images" ? null : this.pinning(), canRemove ? removing : null], actions);
     const controls = [
       this.playing,
       labelled(words.example, select(sentences, String(this.moment.sentence), (value) => change({ sentence: value }))),
       labelled("Layer", tabs("Layer", numbered(layers), String(this.moment.layer), (value) => change({ layer: value }))),
       this.heads,
       words.written ? labelled(words.written, this.writing) : null,
-      this.kind === "images" ? null : this.pinning(),
-      canRemove ? checkbox("Remove heads by clicking", this.removes, (on) => change({ remove: on ? "1" : "" }, { replace: true })) : null,
     ];
     put(place, html`${heading}${lead(words.lead)}${form(controls)}${figure}${this.difference.root}`);
     new ResizeObserver(() => this.draw()).observe(figure);
+    addEventListener("resize", () => this.draw(), { signal });
     document.addEventListener("keydown", (event) => this.key(event), { signal });
     const first = state.step === undefined && !this.removes && this.against === null && !played.has(source.run);
     if (first && !matchMedia("(prefers-reduced-motion: reduce)").matches) {
@@ -154,50 +150,36 @@ class Watch {
   pinning() {
     const isOn = this.against !== null;
     const pin = () => change({ against: isOn ? "" : String(stepAt(this.source, this.moment.at)) });
-    return button(isOn ? `Compared with step ${this.against}` : "Compare with this step", pin, { pressed: isOn });
-  }
-
-  /** The layer with the head that aligns best at the end. */
-  bestLayer(layers) {
-    const errors = this.source.probes.at(-1).alignment_error;
-    if (!errors) return layers - 1;
-    const least = errors.map((heads) => Math.min(...heads));
-    return least.indexOf(Math.min(...least));
+    return button(isOn ? `Compared with step ${this.against}` : "Compare with this step", pin, { pressed: isOn, kind: "quiet" });
   }
 
   /** New probes: a page at the last one follows, and one that plays goes to it. */
   extend() {
     const last = this.source.probes.length - 1;
-    if (this.frame || this.moment.at >= (this.last ?? last) - 0.5) this.moment.at = last;
+    if (this.cancel || this.moment.at >= (this.last ?? last) - 0.5) this.moment.at = last;
     this.stop();
     this.draw();
-  }
-
-  theme() {
-    const style = getComputedStyle(document.documentElement);
-    const colour = (name) => style.getPropertyValue(`--${name}`).trim();
-    return Object.fromEntries(["panel", "text", "quiet", "edge", "strong", "alarm"].map((name) => [name, colour(name)]));
   }
 
   draw() {
     const { canvas, source, moment } = this;
     this.last = source.probes.length - 1;
-    moment.resting = !this.frame && moment.at === this.last;
-    const width = Math.floor(canvas.parentElement.clientWidth - 24);
+    moment.resting = !this.cancel && moment.at === this.last;
+    const figure = /** @type {HTMLElement} */ (canvas.parentElement);
+    const width = Math.floor(figure.clientWidth - 24);
     if (width < 50) return;
     const [, heads] = source.probes[0].sentences[0].shape;
-    const figure = canvas.parentElement;
-    const most = figure.classList.contains("staged") ? figure.clientHeight - 24 : Infinity;
-    this.box = layout(width, this.kind, heads, source.sentences.length, most);
+    this.legend(heads); // before the height below it is measured
+    const context = canvas.getContext("2d");
+    this.box = layout(context, source, moment.sentence, { width, ...this.room(figure) });
     // Stage mode zooms the figure: draw as fine as the screen shows it.
     const fine = (devicePixelRatio || 1) * (canvas.getBoundingClientRect().width / canvas.offsetWidth || 1);
     canvas.width = this.box.width * fine;
     canvas.height = this.box.height * fine;
     canvas.style.width = `${this.box.width}px`;
     canvas.style.height = `${this.box.height}px`;
-    const context = canvas.getContext("2d");
     context.setTransform(fine, 0, 0, fine, 0, 0);
-    drawWatch(context, source, moment, this.theme(), this.box);
+    drawWatch(context, source, moment, themeOf(), this.box);
     const probe = nearest(source, moment).sentences[moment.sentence];
     const step = stepAt(source, moment.at);
     canvas.setAttribute("aria-valuemax", String(source.probes.at(-1).step));
@@ -207,8 +189,15 @@ class Watch {
     this.writing.max = String(probe.shape[2] - 1);
     this.writing.value = String(moment.token < 0 ? probe.shape[2] - 1 : moment.token);
     this.status.textContent = `step ${step}: ${output}`;
-    this.legend(heads);
     this.difference.show(source, moment, this.against);
+  }
+
+  /** The height for the canvas: that of the stage, or what the window has below the controls. */
+  room(figure) {
+    if (figure.classList.contains("staged")) return { height: figure.clientHeight - 14, compact: true };
+    const above = this.canvas.getBoundingClientRect().top + scrollY;
+    const below = figure.getBoundingClientRect().bottom - this.canvas.getBoundingClientRect().bottom;
+    return { height: Math.floor(innerHeight - above - below - 16) };
   }
 
   legend(heads) {
@@ -242,10 +231,12 @@ class Watch {
     moment.at = Math.round(moment.at);
     const off = [...this.off].map((head) => `${KINDS[this.kind].attention}.${moment.layer}.${head}`);
     const answer = await post("/api/probes/removed", { run: source.run, step, sentence: moment.sentence, off }, this.signal);
+    const before = nearest(source, moment).sentences[moment.sentence].reference_log_probs;
     const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
-    const before = sum(nearest(source, moment).sentences[moment.sentence].reference_log_probs);
+    const isText = this.kind === "language"; // its probability is too small for a percentage
+    const measured = (numbers) => (isText ? shown(Math.exp(-sum(numbers) / numbers.length)) : percent(Math.exp(sum(numbers))));
     const heads = [...this.off].map((head) => `${moment.layer + 1}·${head + 1}`).join(", ");
-    moment.note = `without ${heads}: ${answer.text || "(nothing)"}   log P(reference) ${before.toFixed(1)} → ${sum(answer.reference_log_probs).toFixed(1)}`;
+    moment.note = `without ${heads}: ${answer.text || "(nothing)"}   ${isText ? "perplexity" : "P of the reference"} ${measured(before)} → ${measured(answer.reference_log_probs)}`;
   }
 
   go(at, { quiet = true } = {}) {
@@ -302,38 +293,26 @@ class Watch {
   }
 
   stop() {
-    cancelAnimationFrame(this.frame);
+    this.cancel?.();
     this.playing.textContent = "Play";
-    this.frame = 0;
+    this.cancel = null;
     played.add(this.source.run);
   }
 
   /** Runs through the training, slowly where it learns fast; with reduced motion it jumps from probe to probe. */
   play() {
-    if (this.frame) {
+    if (this.cancel) {
       this.stop();
-      this.draw();
-      return Promise.resolve();
+      return this.draw();
     }
-    const position = pace(this.source);
     const last = this.source.probes.length - 1;
     const from = this.moment.at >= last - 0.01 ? 0 : this.moment.at;
-    let passed = 0; // share of the time that the part before `from` takes
-    while (passed < 1 && position(passed) < from) passed += 0.002;
     const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
-    const begun = performance.now();
     this.playing.textContent = "Stop";
-    return /** @type {Promise<void>} */ (new Promise((done) => {
-      const tick = (now) => {
-        const at = position(passed + Math.max(0, now - begun) / (1000 * SECONDS));
-        if (at >= last || this.signal.aborted) {
-          if (!this.signal.aborted) this.stop();
-          done();
-        } else this.frame = requestAnimationFrame(tick);
-        this.go(still ? Math.floor(at) : at, { quiet: false });
-      };
-      this.frame = requestAnimationFrame(tick);
-    }));
+    this.cancel = playFrom(this.source, from, (at) => {
+      if (at >= last || this.signal.aborted) this.stop();
+      if (!this.signal.aborted) this.go(still ? Math.floor(at) : at, { quiet: false });
+    });
   }
 
   saving() {
@@ -351,7 +330,7 @@ class Watch {
   }
 
   async film() {
-    if (this.frame) this.stop();
+    if (this.cancel) this.stop();
     const position = pace(this.source);
     const content = await film(this.canvas, SECONDS + STILL, (seconds) => this.go(position(seconds / SECONDS), { quiet: false }), this.signal);
     if (!this.signal.aborted) saveFile(this.fileName("webm"), content);
@@ -372,7 +351,8 @@ class Watch {
     const page = `<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Watch ${escaped(run)} learn</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<style>body{font:16px/1.5 system-ui,sans-serif;margin:1.5rem;background:#fbfbfa;color:#1b1c1d}canvas{display:block;touch-action:none}</style></head>
+<style>body{font:16px/1.5 system-ui,sans-serif;margin:1.5rem;background:#fbfbfa;color:#1b1c1d}canvas{display:block;touch-action:none}
+:root{--panel:#ffffff;--text:#1b1c1d;--quiet:#5c6166;--edge:#d5d8db;--strong:#0b5cad;--alarm:#a4161a}</style></head>
 <body><h1>Watch ${escaped(run)} learn</h1>
 <p>${escaped(KINDS[this.kind].lead)} Or press Space.</p>
 <div><canvas tabindex="0" aria-label="Training step: arrow keys, Space plays"></canvas></div>
@@ -383,8 +363,9 @@ const bytesOf = (text) => Uint8Array.from(atob(text), (sign) => sign.charCodeAt(
 for (const probe of story.probes) for (const one of probe.sentences) one.weights = bytesOf(one.weights);
 for (const one of story.sentences) if (one.bytes) one.bytes = bytesOf(one.bytes);
 const moment = { at: story.probes.length - 1, sentence: ${sentence}, layer: ${layer}, hidden: new Set(), token: -1, focus: -1 };
-const theme = { panel: "#ffffff", text: "#1b1c1d", quiet: "#5c6166", edge: "#d5d8db", strong: "#0b5cad", alarm: "#a4161a" };
-playStory(document.querySelector("canvas"), story, moment, theme).play();
+const canvas = document.querySelector("canvas");
+const size = () => ({ width: Math.max(340, canvas.parentElement.clientWidth), height: Math.max(420, innerHeight - canvas.offsetTop - 24) });
+playStory(canvas, story, moment, size).play();
 </script></body></html>
 `;
     saveFile(this.fileName("html"), new Blob([page], { type: "text/html;charset=utf-8" }));
