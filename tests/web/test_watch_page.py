@@ -411,7 +411,7 @@ def test_the_stage_shows_all_of_it_sharply(page: Any, run: str) -> None:
 def test_the_figure_fills_the_window(page: Any, run: str) -> None:
     """Without scrolling; it follows another size of the window."""
     visit(page, f"/watch?run={run}{LAST}")
-    for width, height in ((1280, 800), (1920, 1080), (1280, 860)):
+    for width, height in ((1280, 800), (1280, 860), (1920, 1080)):
         page.set_viewport_size({"width": width, "height": height})
         page.wait_for_function(
             """() => {
