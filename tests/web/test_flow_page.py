@@ -325,17 +325,21 @@ def test_sentences_write_words_without_the_space_of_a_token(page: Any) -> None:
 
 
 def test_vectors_are_bars_of_their_length(page: Any, address: str) -> None:
-    """The small picture of a norm, a sum or an output: a bar for each token, on one scale."""
+    """All that is added to the residual stream on one scale; a norm on its own."""
+    page.set_viewport_size({"width": 1280, "height": 1400})
     visit(page, f"{FLOW}&box=decoder.cross.weights")
-    lengths = {}
-    for what in ("norm", "output"):
-        name = f"decoder.cross.{what}"
-        bars = pixels(page, f"[id='box-{name}'] canvas")[..., 0] < 255
-        lengths[what] = np.linalg.norm(numbers(address, name, layer=0), axis=-1)
-        lengths[f"{what} bars"] = bars.sum(axis=1)
-    ratio = lengths["norm bars"] / lengths["norm"]
-    assert np.allclose(ratio, ratio.mean(), rtol=0.2)
-    assert (abs(lengths["output bars"] - ratio.mean() * lengths["output"]) <= 2).all()
+
+    def bars(name: str) -> np.ndarray:
+        return (pixels(page, f"[id='box-{name}'] canvas")[..., 0] < 255).sum(axis=1)
+
+    def lengths(name: str) -> np.ndarray:
+        return np.linalg.norm(numbers(address, name, layer=0), axis=-1)
+
+    added = ["decoder.self.output", "decoder.cross.output", "decoder.feedforward.output"]
+    scale = np.concatenate([bars(name) for name in added])
+    size = np.concatenate([lengths(name) for name in added])
+    assert np.abs(scale - size * (scale.sum() / size.sum())).max() <= 1  # one column of pixels
+    assert bars("decoder.cross.norm").max() == 60
 
 
 def test_the_scale_of_scores_is_shown_by_two_softmaxes(page: Any, address: str) -> None:

@@ -112,7 +112,7 @@ export class FlowBoxes extends Figure {
     this.ranges = new Map();
     this.columns = [...new Set(boxes.map((box) => box.column))];
     this.lengths = new Map(boxes.filter(isVectors).flatMap((box) => (numbers.has(box.name) ? [[box.name, lengthsOf(numbers.get(box.name).values, numbers.get(box.name).shape[0])]] : [])));
-    this.longest = Math.max(1e-9, ...[...this.lengths.values()].flat());
+    this.longest = Math.max(1e-9, ...boxes.filter(isStream).flatMap((box) => this.lengths.get(box.name) ?? []));
     this.where = { model: "all layers", layer: `layer ${how.layer + 1}, head ${how.head + 1}`, head: `layer ${how.layer + 1}, head ${how.head + 1}` }[how.zoom];
     this.open("");
     this.name = "flow";
@@ -310,7 +310,9 @@ export class FlowBoxes extends Figure {
     const canvas = this.buttons.get(box.name).querySelector("canvas");
     canvas.classList.toggle("smooth", rows > SMALL);
     if (isVectors(box)) {
-      const bars = this.lengths.get(box.name).flatMap((length) => Array.from({ length: BAR_WIDTH }, (_, at) => (at < (BAR_WIDTH * length) / this.longest ? BAR : 0)));
+      const lengths = this.lengths.get(box.name);
+      const longest = isStream(box) ? this.longest : Math.max(...lengths); // a norm has a scale of its own
+      const bars = lengths.flatMap((length) => Array.from({ length: BAR_WIDTH }, (_, at) => (at < (BAR_WIDTH * length) / longest ? BAR : 0)));
       return paint(canvas, bars, rows, BAR_WIDTH);
     }
     const small = columns > SMALL ? meansOf(numbers.values, rows, columns) : { columns, values: numbers.values, high };

@@ -136,7 +136,7 @@ export class HeatMap extends Figure {
     }
     const cell = Math.max(columns.length > 64 ? 0.25 : 3, Math.min(staged ? 2.2 * largest : few ? (spare ? 3 : 2) * largest : largest, fit));
     const flat = rows.length <= 10 || columns.length > 4 * rows.length;
-    const tall = staged && flat && !few ? Math.min(FLAT, largest) : staged || (few && cell > largest) ? Math.min(cell, largest) : flat ? Math.max(cell, Math.min(rows.length <= FEW ? 40 : 20, largest, Math.floor(400 / rows.length))) : spare ? Math.max(cell, Math.min(20, largest)) : cell;
+    const tall = staged && flat && !few ? Math.min(FLAT, largest) : staged || (few && cell > largest) ? Math.min(cell, largest) : flat ? Math.max(cell, Math.min(rows.length <= FEW ? 40 : 20, largest, Math.floor(400 / rows.length))) : spare && few ? Math.max(cell, Math.min(20, largest)) : cell;
     const most = staged ? Infinity : Math.max(2, Math.floor(this.tallest / rows.length));
     return { left, top, right, cell, tall: Math.min(tall, most), font };
   }

@@ -17,7 +17,7 @@ import { lead, runChoice } from "./runs.js";
  * @typedef {object} Definition
  * @property {string} name in pages.js @property {string} about one line under the title
  * @property {[string, string][]} [keys] keys and their meaning, for the help
- * @property {(run: import("./runs.js").Run, signal: AbortSignal) => string|undefined|Promise<string|undefined>} [example] a text for this page, in place of the example of the run
+ * @property {(run: import("./runs.js").Run, signal: AbortSignal, controls: Now["controls"]) => string|undefined|Promise<string|undefined>} [example] a text for this page, in place of the example of the run
  * @property {boolean} [withoutRun] shown even if no run fits; it places the choice of the run where it needs it
  * @property {() => import("./dom.js").Part|import("./dom.js").Part[]} build the elements below the controls, made once and reused while the state changes
  * @property {(now: Now, signal: AbortSignal) => Promise<void>} show
@@ -52,9 +52,9 @@ export function definePage({ name, about, keys = [], withoutRun = false, example
     if (controls.dataset.run !== run?.name) render([first], controls);
     controls.dataset.run = run?.name ?? "";
     // A static copy has recorded the example of the run.
-    const text = state.text ?? (run && !recording ? await example(run, signal) : undefined) ?? run?.example ?? "";
-    describe({ run: run?.name, text });
     const set = (/** @type {import("./dom.js").Part[]} */ ...parts) => void render([first, ...parts], controls);
+    const text = state.text ?? (run && !recording ? await example(run, signal, set) : undefined) ?? run?.example ?? "";
+    describe({ run: run?.name, text });
     await show({ run, runs, state, text, choice, controls: set }, signal);
   }
 

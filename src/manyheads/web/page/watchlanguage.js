@@ -53,7 +53,7 @@ export function drawLanguage(context, story, moment, theme, box) {
     const weight = weightsOf(story, moment, head);
     return Array.from({ length: count - 1 }, (__, at) => weight(at + 1, at)).reduce((a, b) => a + b, 0) / (count - 1);
   });
-  drawDots(context, before, box.compact ? "token before" : "weight on the token before", moment, theme, box);
+  drawDots(context, before, ["weight of each head on the token before", "weight on the token before", "token before"], moment, theme, box);
   const { centres } = box.words;
   const shown = moment.token < 0 ? count : moment.token + 1;
   const slot = Math.max(1.2, Math.min(7, (box.end / count - 6) / heads));

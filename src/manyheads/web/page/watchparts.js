@@ -199,10 +199,14 @@ export function drawHeader(context, story, moment, theme, box, text, caption) {
   context.textAlign = "left";
   context.font = `700 ${box.compact ? 17 : 22}px ${FONT}`;
   context.fillText(`step ${stepAt(story, moment.at)}`, box.left, box.first);
-  const after = box.left + context.measureText("step 00000").width;
+  const after = box.left + context.measureText(box.compact ? "step 0000" : "step 00000").width;
   context.font = `15px ${FONT}`;
   context.fillStyle = theme.quiet;
-  if (!box.narrow && !box.compact) context.fillText(text, after, box.first);
+  box.headerEnd = after;
+  if (!box.narrow && !box.compact) {
+    context.fillText(text, after, box.first);
+    box.headerEnd += context.measureText(text).width;
+  }
   context.fillStyle = theme.text;
   context.font = `${box.caption}px ${FONT}`;
   const wide = box.right - box.left;
@@ -239,14 +243,17 @@ export function drawBars(context, words, shown, y, high, theme, probability) {
   }
 }
 
-/** A dot for each head, filled from below by its share, with the number next to it where there is room. @param {number[]} shares */
-export function drawDots(context, shares, text, moment, theme, box) {
+/**
+ * A dot for each head, filled from below by its share, with the number next to it where there is room.
+ * @param {number[]} shares @param {string[]} names of the share, the longest first
+ */
+export function drawDots(context, shares, names, moment, theme, box) {
   const [radius, y] = [9, box.first - 6];
   context.font = `13px ${FONT}`;
-  const label = box.compact ? text : `${text} by each head`;
-  const numbered = 110 + context.measureText(label).width + 62 * shares.length < box.right - box.left;
-  const pitch = numbered ? 62 : 26;
-  const left = box.right - shares.length * pitch + (numbered ? 0 : 26 - 2 * radius);
+  const room = box.right - 62 * shares.length - 20 - box.headerEnd;
+  const name = names.find((one) => context.measureText(one).width < room);
+  const pitch = name ? 62 : 26;
+  const left = box.right - shares.length * pitch + (name ? 0 : 26 - 2 * radius);
   shares.forEach((share, head) => {
     const x = left + radius + head * pitch;
     const colour = HEAD_COLOURS[head % HEAD_COLOURS.length];
@@ -266,12 +273,12 @@ export function drawDots(context, shares, text, moment, theme, box) {
     context.stroke();
     context.fillStyle = theme.text;
     context.textAlign = "left";
-    if (numbered) context.fillText(`${Math.round(100 * level)} %`, x + radius + 4, y + 5);
+    if (name) context.fillText(`${Math.round(100 * level)} %`, x + radius + 4, y + 5);
   });
   context.globalAlpha = 1;
   context.fillStyle = theme.quiet;
   context.textAlign = "right";
-  if (numbered) context.fillText(label, left - 8, y + 5);
+  if (name) context.fillText(name, left - 8, y + 5);
 }
 
 /**

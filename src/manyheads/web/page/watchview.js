@@ -75,7 +75,7 @@ function drawTranslation(context, story, moment, theme, box) {
   const heads = probe.shape[1];
   drawHeader(context, story, moment, theme, box, `P of the reference ${percent(Math.exp(referenceLogProb(story, moment)))}`, captionOf(story, moment));
   const shares = alignments(story, moment);
-  if (shares) drawDots(context, shares, "words aligned", moment, theme, box);
+  if (shares) drawDots(context, shares, ["words aligned by each head", "words aligned"], moment, theme, box);
 
   // Words and ribbons.
   const [above, below] = box.words;

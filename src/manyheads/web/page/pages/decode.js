@@ -41,8 +41,9 @@ export const { draw, keys, next } = definePage({
 });
 
 /** A sentence in which greedy search misses the best translation of this model; the server searches for it. */
-async function example(run, signal) {
+async function example(run, signal, controls) {
   if (!run.ambiguous) return undefined;
+  controls(...controlsOf(read(), null)); // with their width, before the text arrives
   screen.insight.textContent = "Looking for a sentence in which greedy search misses the best translation …";
   return (await get("/api/missed", { run: run.name }, signal)).text ?? undefined;
 }
