@@ -436,10 +436,10 @@ test("half of the attention is counted from the greatest weight on", () => {
 
 test("positions that are most similar to those around them show the grid", () => {
   const near = Array.from({ length: 25 }, (_, at) => -Math.hypot(Math.floor(at / 5) - 2, (at % 5) - 2));
-  assert.match(similarStory(near, 12, 5), /8 most similar positions 8 lie around it \(2.7 by chance\): the positions show/);
-  assert.match(similarStory(near.map((value) => -value), 12, 5), /8 most similar positions 0 .* hardly show/);
+  assert.match(similarStory(near, 12, 5), /8 of the 8 most similar positions lie around it \(2.7 by chance\): the positions show/);
+  assert.match(similarStory(near.map((value) => -value), 12, 5), /0 of the 8 most similar positions .* hardly show/);
   const some = near.map((_, at) => ([6, 7, 11, 13, 17].includes(at) ? -1 : [0, 4, 20].includes(at) ? -2 : -5));
-  assert.match(similarStory(some, 12, 5), /8 most similar positions 5 .* in part/);
+  assert.match(similarStory(some, 12, 5), /5 of the 8 most similar positions .* in part/);
 });
 
 test("a head that follows its voice has all its attention there", () => {

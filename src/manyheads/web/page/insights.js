@@ -238,7 +238,7 @@ export function similarStory(cosines, query, side) {
   const found = others.slice(0, around).filter(({ at }) => isNear(at)).length;
   const usual = (around * around) / others.length;
   const means = found >= 0.75 * around ? "the positions show the grid, although the model reads a sequence" : found > 1.5 * usual ? "the positions show the grid in part" : "the positions hardly show the grid";
-  return `Most similar to ${patchName(query, side)}: ${patchName(others[0].at, side)} (cosine of their vectors ${shown(others[0].value, 1)}). Of the ${around} most similar positions ${found} ${found === 1 ? "lies" : "lie"} around it (${shown(usual, 1)} by chance): ${means}.`;
+  return `The vector of ${patchName(query, side)} is most similar to that of ${patchName(others[0].at, side)} (cosine ${shown(others[0].value, 1)}). ${found} of the ${around} most similar positions ${found === 1 ? "lies" : "lie"} around it (${shown(usual, 1)} by chance): ${means}.`;
 }
 
 /**

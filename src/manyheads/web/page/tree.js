@@ -402,5 +402,5 @@ const scoreOf = ({ score }) => (score === null ? "" : score.toFixed(2).replace("
 
 function legend() {
   const mark = (state, words) => element("span", { class: `key ${state}` }, words);
-  return [mark("kept", "kept in the beam"), " ", mark("ended", "ended (with its rank)"), " ", mark("pruned", "dropped"), " Numbers: score log P ⁄ lp so far. Red line: the cut. Green path: the best result. Dark path: greedy search. Orange: the chosen token."];
+  return [mark("kept", "kept in the beam"), " ", mark("ended", "ended (with its rank)"), " ", mark("pruned", "dropped"), " ", mark("greedy", "path of greedy search"), " Numbers: score log P ⁄ lp so far. Red line: the cut. Green path: the best result. Orange: the chosen token."];
 }
