@@ -104,6 +104,7 @@ VIEW: dict[str, tuple[str, dict[str, Any]]] = {
     "/api/translate": ("POST", {**TEXT, "beam": 2, "prefix": "Der", "which": 0}),
     "/api/gold": ("POST", TEXT),
     "/api/decode": ("POST", {**TEXT, "beam": 2, "limit": 5, "prefix": "", **SAMPLED}),
+    "/api/missed": ("GET", {"run": "writer"}),
     "/api/next": ("POST", {**TEXT, "prefix": "", "count": 5, **SAMPLED}),
     "/api/tokens": ("POST", {"run": "writer", "text": SENTENCE}),
     "/api/positions": (

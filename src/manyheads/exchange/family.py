@@ -295,6 +295,8 @@ def read_settings(family: Family, foreign: Foreign) -> TransformerConfig:
             raise DataError(f"config.json has no '{name}', which a {family.kind} model needs")
         if setting.applies(flat):
             value = settings[name]
+            if value is None and isinstance(setting.default, float):
+                raise _unsupported(family, name, "null", ["a number"])
             if setting.values is not None:
                 if value not in setting.values:
                     raise _unsupported(family, name, value, setting.values)
