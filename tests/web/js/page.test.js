@@ -33,7 +33,7 @@ const { address, change, onChange, pageName, read } = await import(`${page}/stat
 const { columnsFor, greedyPath } = await import(`${page}/tree.js`);
 const { drawBars, justified, mostReordered, tiling } = await import(`${page}/watchparts.js`);
 const { layout } = await import(`${page}/watchview.js`);
-const { captionOf, chosen, compared, halfOf, milestones, pace, regularHead } = await import(`${page}/watchstory.js`);
+const { captionOf, chosen, compared, farthest, halfOf, milestones, pace, regularHead, tellMove } = await import(`${page}/watchstory.js`);
 
 test("ticks are round numbers inside the range", () => {
   assert.deepEqual(ticks(0, 10), [0, 2, 4, 6, 8, 10]);
@@ -512,6 +512,23 @@ test("a clause that ends in two verbs is told with both", () => {
   assert.equal(weightStory({ rows, columns, values }, 3), both);
   assert.equal(weightStory({ rows, columns, values }, 2), both);
   assert.equal(weightStory({ rows, columns, values }, 1), "“Bild” attends most to “picture”: 100 % of its weight.");
+});
+
+test("only words that have moved to the end of their clause come last in it", () => {
+  const tell = (source, target, links) => {
+    const [columns, rows] = [source.split(" "), target.split(" ")];
+    const moved = farthest(rows, columns, (row, column) => Number(links[row] === column));
+    return tellMove(moved, rows, columns);
+  };
+  const rest = ["Must she rest near the wood in autumn ?", "Muss sie sich im Herbst in der Nähe des Waldes ausruhen ?", [0, 1, 2, 6, 7, 2, 4, 3, 4, 5, 2, 8]];
+  assert.equal(tell(...rest), "“ausruhen” comes last in its clause: it attends to “rest”.");
+  const closed = ["As guests closed many grey bottles , he left", "Weil Gäste viele graue Flaschen zugemacht haben , ging er", [0, 1, 3, 4, 5, 2, 2, 6, 8, 7]];
+  assert.equal(tell(...closed), "“zugemacht” and “haben” come last in their clause: both attend to “closed”.");
+  // “Königinnen” ends the clause, but follows “fünf” in both languages.
+  const queens = ["We think of five queens in the morning .", "Wir denken am Morgen an fünf Königinnen .", [0, 1, 5, 7, 2, 3, 4, 8]];
+  assert.equal(tell(...queens), "“Morgen” attends to “morning”, 4 tokens later in the source.");
+  const hyphen = ["a b c d e - f", "a e - b c d f", [0, 4, 5, 1, 2, 3, 6]]; // a hyphen ends no clause
+  assert.equal(tell(...hyphen), "“e” attends to “e”, 3 tokens later in the source.");
 });
 
 test("what a box of Flow shows", () => {
