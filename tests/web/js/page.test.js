@@ -31,8 +31,8 @@ const { offsetsOf, roleOf } = await import(`${page}/headgrid.js`);
 const { strongest } = await import(`${page}/lines.js`);
 const { address, change, onChange, pageName, read } = await import(`${page}/state.js`);
 const { columnsFor, greedyPath } = await import(`${page}/tree.js`);
-const { drawBars, justified, mostReordered, tiling } = await import(`${page}/watchparts.js`);
-const { layout } = await import(`${page}/watchview.js`);
+const { captionLines, drawBars, justified, mostReordered, tiling } = await import(`${page}/watchparts.js`);
+const { alignmentNames, layout } = await import(`${page}/watchview.js`);
 const { captionOf, chosen, compared, farthest, halfOf, milestones, pace, regularHead, tellMove } = await import(`${page}/watchstory.js`);
 
 test("ticks are round numbers inside the range", () => {
@@ -196,7 +196,10 @@ test("what Watch says is computed from the probes", () => {
   const moment = (at) => ({ at, sentence: 0, layer: 0, hidden: new Set(), token: -1, focus: -1 });
   const caption = (one) => captionOf(story, one).join(" ");
   assert.match(caption(moment(0)), /nothing/);
-  assert.match(caption(moment(1)), /^1 of 5 tokens are right\. Head 1·1 aligns best: 20 %/);
+  assert.match(caption(moment(1)), /^1 of 5 tokens are right\. Head 1·1 aligns best: 20 % in this sentence\.$/);
+  const second = { ...story, sentences: [...story.sentences, ...story.sentences] };
+  assert.match(captionOf(second, moment(1)).join(" "), /aligns best: 20 % over all 2 sentences\.$/);
+  assert.equal(alignmentNames(second)[0], "words aligned by each head over all 2 sentences");
   assert.match(caption(moment(2)), /^No word attends clearly to one far .* All 5 tokens are right/);
   const atRest = { ...moment(3), resting: true };
   assert.equal(chosen(story, { ...moment(2), resting: true }), null); // moved by one position only
@@ -276,6 +279,15 @@ test("on stage the ribbons of a sentence get the most of the height", () => {
   assert.ok(zoom * (box.target - box.words[1].font - box.top - 8) >= 350);
   assert.ok(box.height <= height);
   assert.ok(zoom * box.words[1].font >= 28);
+});
+
+test("a caption is wrapped or shortened, never squeezed", () => {
+  const context = { measureText: (text) => ({ width: text.length }) };
+  const caption = ["One two three four.", "All are right."];
+  assert.deepEqual(captionLines(context, caption, 40, 2), ["One two three four. All are right."]);
+  assert.deepEqual(captionLines(context, caption, 20, 2), ["One two three four.", "All are right."]);
+  assert.deepEqual(captionLines(context, caption, 12, 2), ["One two", "three four."]); // the first sentence only
+  assert.deepEqual(captionLines(context, caption, 8, 2), ["One two", "three …"]);
 });
 
 test("the bars of a sentence keep their width while it is written", () => {

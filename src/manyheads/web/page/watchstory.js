@@ -2,7 +2,7 @@
 // which it plays. A saved HTML file contains this module.
 
 import { percent, shown } from "./numbers.js";
-import { alignments, kindOf, labelsOf, lossOf, nearest, weightsOf } from "./watchparts.js";
+import { alignments, kindOf, labelsOf, lossOf, nearest, overAll, weightsOf } from "./watchparts.js";
 
 export const SECONDS = 6; // from the first step to the last
 const CLEAR = 0.4; // weight from which a token counts as attending to a word
@@ -191,7 +191,7 @@ function bestHead(story, moment) {
   const shares = alignments(story, moment);
   if (!shares) return [];
   const head = shares.indexOf(Math.max(...shares));
-  return [`${headName(moment, head)} aligns best: ${Math.round(100 * Math.max(0, shares[head]))} %.`];
+  return [`${headName(moment, head)} aligns best: ${Math.round(100 * Math.max(0, shares[head]))} % ${overAll(story)}.`];
 }
 
 function regularCaption(story, moment) {
