@@ -419,3 +419,14 @@ def test_the_figure_fills_the_window(page: Any, run: str) -> None:
               return bottom > innerHeight - 30 && bottom <= innerHeight;
             }"""
         )
+
+
+def test_reading_begins_at_either_end(page: Any) -> None:
+    """At rest all tokens are shown: ] begins at the first one, [ leaves out the last one."""
+    visit(page, f"/watch?run=translator{LAST}")
+    reading = page.get_by_label("Translation written so far")
+    last = int(reading.get_attribute("max"))
+    for keys, position in (("]", 0), ("]", 1), ("[", 0), ("]" * last, last), ("[", last - 1)):
+        for key in keys:
+            page.keyboard.press(key)
+        assert int(reading.input_value()) == position

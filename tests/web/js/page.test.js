@@ -31,9 +31,9 @@ const { offsetsOf, roleOf } = await import(`${page}/headgrid.js`);
 const { strongest } = await import(`${page}/lines.js`);
 const { address, change, onChange, pageName, read } = await import(`${page}/state.js`);
 const { columnsFor, greedyPath } = await import(`${page}/tree.js`);
-const { drawBars, justified, mostReordered, tiling } = await import(`${page}/watchparts.js`);
-const { layout } = await import(`${page}/watchview.js`);
-const { captionOf, chosen, compared, halfOf, milestones, pace, regularHead } = await import(`${page}/watchstory.js`);
+const { captionLines, drawBars, justified, mostReordered, tiling } = await import(`${page}/watchparts.js`);
+const { alignmentNames, layout } = await import(`${page}/watchview.js`);
+const { captionOf, chosen, compared, farthest, halfOf, milestones, pace, regularHead, tellMove } = await import(`${page}/watchstory.js`);
 
 test("ticks are round numbers inside the range", () => {
   assert.deepEqual(ticks(0, 10), [0, 2, 4, 6, 8, 10]);
@@ -196,7 +196,10 @@ test("what Watch says is computed from the probes", () => {
   const moment = (at) => ({ at, sentence: 0, layer: 0, hidden: new Set(), token: -1, focus: -1 });
   const caption = (one) => captionOf(story, one).join(" ");
   assert.match(caption(moment(0)), /nothing/);
-  assert.match(caption(moment(1)), /^1 of 5 tokens are right\. Head 1·1 aligns best: 20 %/);
+  assert.match(caption(moment(1)), /^1 of 5 tokens are right\. Head 1·1 aligns best: 20 % in this sentence\.$/);
+  const second = { ...story, sentences: [...story.sentences, ...story.sentences] };
+  assert.match(captionOf(second, moment(1)).join(" "), /aligns best: 20 % over all 2 sentences\.$/);
+  assert.equal(alignmentNames(second)[0], "words aligned by each head over all 2 sentences");
   assert.match(caption(moment(2)), /^No word attends clearly to one far .* All 5 tokens are right/);
   const atRest = { ...moment(3), resting: true };
   assert.equal(chosen(story, { ...moment(2), resting: true }), null); // moved by one position only
@@ -276,6 +279,15 @@ test("on stage the ribbons of a sentence get the most of the height", () => {
   assert.ok(zoom * (box.target - box.words[1].font - box.top - 8) >= 350);
   assert.ok(box.height <= height);
   assert.ok(zoom * box.words[1].font >= 28);
+});
+
+test("a caption is wrapped or shortened, never squeezed", () => {
+  const context = { measureText: (text) => ({ width: text.length }) };
+  const caption = ["One two three four.", "All are right."];
+  assert.deepEqual(captionLines(context, caption, 40, 2), ["One two three four. All are right."]);
+  assert.deepEqual(captionLines(context, caption, 20, 2), ["One two three four.", "All are right."]);
+  assert.deepEqual(captionLines(context, caption, 12, 2), ["One two", "three four."]); // the first sentence only
+  assert.deepEqual(captionLines(context, caption, 8, 2), ["One two", "three …"]);
 });
 
 test("the bars of a sentence keep their width while it is written", () => {
@@ -512,6 +524,23 @@ test("a clause that ends in two verbs is told with both", () => {
   assert.equal(weightStory({ rows, columns, values }, 3), both);
   assert.equal(weightStory({ rows, columns, values }, 2), both);
   assert.equal(weightStory({ rows, columns, values }, 1), "“Bild” attends most to “picture”: 100 % of its weight.");
+});
+
+test("only words that have moved to the end of their clause come last in it", () => {
+  const tell = (source, target, links) => {
+    const [columns, rows] = [source.split(" "), target.split(" ")];
+    const moved = farthest(rows, columns, (row, column) => Number(links[row] === column));
+    return tellMove(moved, rows, columns);
+  };
+  const rest = ["Must she rest near the wood in autumn ?", "Muss sie sich im Herbst in der Nähe des Waldes ausruhen ?", [0, 1, 2, 6, 7, 2, 4, 3, 4, 5, 2, 8]];
+  assert.equal(tell(...rest), "“ausruhen” comes last in its clause: it attends to “rest”.");
+  const closed = ["As guests closed many grey bottles , he left", "Weil Gäste viele graue Flaschen zugemacht haben , ging er", [0, 1, 3, 4, 5, 2, 2, 6, 8, 7]];
+  assert.equal(tell(...closed), "“zugemacht” and “haben” come last in their clause: both attend to “closed”.");
+  // “Königinnen” ends the clause, but follows “fünf” in both languages.
+  const queens = ["We think of five queens in the morning .", "Wir denken am Morgen an fünf Königinnen .", [0, 1, 5, 7, 2, 3, 4, 8]];
+  assert.equal(tell(...queens), "“Morgen” attends to “morning”, 4 tokens later in the source.");
+  const hyphen = ["a b c d e - f", "a e - b c d f", [0, 4, 5, 1, 2, 3, 6]]; // a hyphen ends no clause
+  assert.equal(tell(...hyphen), "“e” attends to “e”, 3 tokens later in the source.");
 });
 
 test("what a box of Flow shows", () => {

@@ -10,7 +10,7 @@ import { farthest, tellMove } from "./watchstory.js";
 export function weightStory({ rows, columns, values }, row) {
   const value = (query, key) => values[query * columns.length + key];
   const moved = rows.join(" ") === columns.join(" ") ? null : farthest(rows, columns, value); // in self-attention no word order changes
-  if (moved && (moved.row === row || moved.before.some(([at]) => at === row))) return tellMove(moved, rows, columns);
+  if (moved && (moved.row === row || moved.before?.[0] === row)) return tellMove(moved, rows, columns);
   const [best] = greatest(values, row, columns.length);
   return `${said(rows[row])} attends most to ${said(columns[best])}: ${percent(value(row, best))} of its weight.`;
 }

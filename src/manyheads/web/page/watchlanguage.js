@@ -120,7 +120,8 @@ function drawText(context, { labels, centres, font, upright }, split, shown, mar
   context.fillText("prompt", x - 8, box.target + 30);
   context.textAlign = "left";
   context.fillStyle = theme.strong;
-  context.fillText("the text's own continuation", x + 8, box.target + 30, box.end - x - 8);
+  const label = ["the text's own continuation", "continuation"].find((text) => context.measureText(text).width <= box.end - x - 8);
+  if (label) context.fillText(label, x + 8, box.target + 30);
 }
 
 /** The map of each head: rows attend to columns, the darker the more. */

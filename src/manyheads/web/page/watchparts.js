@@ -71,6 +71,9 @@ export function stepAt(story, at) {
   return Math.round(Math.expm1(between(Math.log1p(a), Math.log1p(b), at - Math.floor(at))));
 }
 
+/** How many sentences `alignments` is over, in words. @param {Story} story */
+export const overAll = ({ sentences: { length } }) => (length === 1 ? "in this sentence" : `over all ${length} sentences`);
+
 /** How well each head of the layer aligns: 1 − alignment error; null without gold alignments. @returns {number[]|null} */
 export function alignments(story, { at, layer }) {
   const [a, b] = [story.probes[Math.floor(at)], story.probes[Math.ceil(at)]].map((probe) => probe.alignment_error?.[layer]);
@@ -210,11 +213,21 @@ export function drawHeader(context, story, moment, theme, box, text, caption) {
   context.fillStyle = theme.text;
   context.font = `${box.caption}px ${FONT}`;
   const wide = box.right - box.left;
-  const most = box.narrow ? 3 : 1;
-  let [count, lines] = [caption.length, inLines(context, caption.join(" "), wide)];
-  while (count > 1 && lines.length > most) lines = inLines(context, caption.slice(0, --count).join(" "), wide);
-  if (lines.length > most) lines = [lines.join(" ")]; // narrower letters
-  lines.forEach((line, at) => context.fillText(line, box.left, box.first + (box.caption + 6) * (at + 1) + (box.compact ? -1 : 3), wide));
+  const lines = captionLines(context, caption, wide, box.narrow ? 3 : 2);
+  lines.forEach((line, at) => context.fillText(line, box.left, box.first + (box.compact ? 15 + 14 * at : box.narrow ? 22 + 19 * at : 23 + 20 * at)));
+}
+
+/** As many sentences as fit in `most` lines; the first is cut with “…” if it does not. @param {string[]} caption @returns {string[]} */
+export function captionLines(context, caption, wide, most) {
+  for (let count = caption.length; count; count--) {
+    const lines = inLines(context, caption.slice(0, count).join(" "), wide);
+    if (lines.length <= most) return lines;
+    if (count > 1) continue;
+    const words = lines.slice(0, most).join(" ").split(" ");
+    while (words.length > 1 && inLines(context, `${words.join(" ")} …`, wide).length > most) words.pop();
+    return inLines(context, `${words.join(" ")} …`, wide);
+  }
+  return [];
 }
 
 /** A text in lines that fit. @param {string} text @param {number} wide @returns {string[]} */
@@ -249,10 +262,11 @@ export function drawBars(context, words, shown, y, high, theme, probability) {
  */
 export function drawDots(context, shares, names, moment, theme, box) {
   const [radius, y] = [9, box.first - 6];
-  context.font = `13px ${FONT}`;
-  const room = box.right - 62 * shares.length - 20 - box.headerEnd;
+  context.font = `${box.compact ? 12 : 13}px ${FONT}`;
+  const apart = box.compact ? 58 : 62;
+  const room = box.right - apart * shares.length - 20 - box.headerEnd;
   const name = names.find((one) => context.measureText(one).width < room);
-  const pitch = name ? 62 : 26;
+  const pitch = name ? apart : 26;
   const left = box.right - shares.length * pitch + (name ? 0 : 26 - 2 * radius);
   shares.forEach((share, head) => {
     const x = left + radius + head * pitch;
@@ -371,7 +385,7 @@ export function drawCurve(context, story, moment, theme, box, marks) {
     context.lineTo(x(at), bottom - 5);
   });
   context.stroke();
-  if (!box.narrow) drawMarks(context, marks, moment, theme, { x, y: (at) => y(values[at]), top: box.axis + 4, right: box.right });
+  if (!box.narrow) drawMarks(context, marks, moment, theme, { x, y: (at) => y(values[at]), top: box.axis + (box.compact ? 10 : 4), right: box.right }); // on stage below the output
   context.strokeStyle = theme.strong;
   context.lineWidth = 2;
   context.globalAlpha = 0.45; // what is still to come

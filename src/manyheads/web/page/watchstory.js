@@ -2,12 +2,13 @@
 // which it plays. A saved HTML file contains this module.
 
 import { percent, shown } from "./numbers.js";
-import { alignments, kindOf, labelsOf, lossOf, nearest, weightsOf } from "./watchparts.js";
+import { alignments, kindOf, labelsOf, lossOf, nearest, overAll, weightsOf } from "./watchparts.js";
 
 export const SECONDS = 6; // from the first step to the last
 const CLEAR = 0.4; // weight from which a token counts as attending to a word
 const MOVED = 1.5; // positions from which a word has moved
 const REGULAR = 0.3; // share of its weight from which a head follows a pattern
+const ENDS = /^([.,;:!?…–—]|[<[].+[>\]])$/; // of a clause: its punctuation or the end token
 const EVEN = 0.1; // share of the playing time that is the same between all probes
 
 /** Two lists of words with what differs marked: [word, whether it is in both] of the second. */
@@ -54,50 +55,51 @@ export function isRight(story, at, sentence) {
 
 /**
  * The word that has moved farthest: a row that clearly attends to a column far from its own position, words both.
- * A word that ends its clause is preferred. Null if word orders are the same.
+ * A word that has moved to the end of its clause is preferred. Null if word orders are the same.
  * @param {string[]} rows @param {string[]} columns tokens @param {(row: number, column: number) => number} weight
- * @returns {{row: number, column: number, last: boolean, distance: number, before: [number, number][]}|null} `last`: it ends its
- * clause; `before`: the words directly before it that stand behind a later word of the source, each with its column
+ * @returns {{row: number, column: number, last: boolean, distance: number, before: [number, number]|null}|null} `last`: it has moved to
+ * the end of its clause; `before`: the word before it and its column, if it has moved there too
  */
 export function farthest(rows, columns, weight) {
+  const origins = rows.map((token, row) => (isWord(token) ? clearColumn(columns, (column) => weight(row, column)) : -1));
   let best = null;
-  for (let row = 0; row < rows.length; row++) {
-    for (let column = 0; isWord(rows[row]) && column < columns.length; column++) {
-      if (!isWord(columns[column]) || weight(row, column) < CLEAR) continue;
-      const distance = Math.abs(row - (column * rows.length) / columns.length);
-      const last = row + 1 === rows.length || !isWord(rows[row + 1]);
-      // Words that end a clause come first: they are verbs that another language has earlier.
-      if (distance <= MOVED || (best?.last && !last) || (best?.last === last && best.distance >= distance)) continue;
-      best = { row, column, last, distance, before: [] };
-    }
-  }
-  if (best?.last) best.before = tailOf(rows, columns, weight, best.row);
+  origins.forEach((column, row) => {
+    const distance = Math.abs(row - (column * rows.length) / columns.length);
+    if (column < 0 || column === row || distance <= MOVED) return;
+    const last = (row + 1 === rows.length || ENDS.test(rows[row + 1].trim())) && fallsBack(rows, origins, row);
+    // Words that have moved to the end of a clause come first: they are verbs that another language has earlier.
+    if ((best?.last && !last) || (best?.last === last && best.distance >= distance)) return;
+    best = { row, column, last, distance, before: last && fallsBack(rows, origins, row - 1) ? [row - 1, origins[row - 1]] : null };
+  });
   return best;
 }
 
-/** The words of a clause before its last one that attend to an earlier column than a word before them. @returns {[number, number][]} */
-function tailOf(rows, columns, weight, last) {
-  const clear = (row) => columns.findIndex((token, column) => isWord(token) && weight(row, column) >= CLEAR);
-  let first = last;
-  while (first > 0 && isWord(rows[first - 1])) first--;
-  const found = [];
-  for (let row = last - 1; row > first; row--) {
-    const column = clear(row);
-    const jumps = rows.slice(first, row).some((_, at) => clear(first + at) > column);
-    if (column < 0 || !jumps) break;
-    found.unshift([row, column]);
-  }
-  return found;
+/** The word of a row with most weight; -1 if it is not clear. @param {string[]} columns @param {(column: number) => number} weight */
+function clearColumn(columns, weight) {
+  return columns.reduce((best, token, column) => (isWord(token) && weight(column) >= Math.max(CLEAR, best < 0 ? 0 : weight(best)) ? column : best), -1);
+}
+
+/**
+ * Whether a word attends to an earlier column than the clear word before it in its clause; the second of two such words may
+ * attend to the same column (“closed”: “zugemacht haben”). @param {number[]} origins the column of each row; -1: not clear
+ */
+function fallsBack(rows, origins, row) {
+  if (!(origins[row] >= 0)) return false;
+  let other = row - 1;
+  while (other >= 0 && isWord(rows[other]) && origins[other] < 0) other--;
+  if (!(origins[other] >= 0)) return false;
+  return origins[row] < origins[other] || (origins[row] === origins[other] && fallsBack(rows, origins, other));
 }
 
 /** The result of `farthest` in words. */
 export function tellMove({ row, column, last, before }, rows, columns) {
-  const [word, origin] = [rows[row].trim(), columns[column].trim()];
-  if (before.length) {
-    const list = (tokens) => tokens.map((token) => `“${token.trim()}”`).join(", ").replace(/, ([^,]*)$/, " and $1");
-    return `${list([...before.map(([at]) => rows[at]), word])} come last in their clause: they attend to ${list([...before.map(([, at]) => columns[at]), origin])}.`;
+  const [word, origin] = [rows, columns].map((tokens, at) => `“${tokens[[row, column][at]].trim()}”`);
+  if (before) {
+    const first = `“${columns[before[1]].trim()}”`;
+    return `“${rows[before[0]].trim()}” and ${word} come last in their clause: ${before[1] === column ? `both attend to ${origin}` : `they attend to ${first} and ${origin}`}.`;
   }
-  return last ? `“${word}” comes last in its clause: it attends to “${origin}”.` : `“${word}”, token ${row + 1}, attends to “${origin}”, token ${column + 1}.`;
+  const away = Math.abs(row - column);
+  return last ? `${word} comes last in its clause: it attends to ${origin}.` : `${word} attends to ${origin}, ${away} token${away > 1 ? "s" : ""} ${column < row ? "earlier" : "later"} in the source.`;
 }
 
 /** The heads that are shown. */
@@ -189,7 +191,7 @@ function bestHead(story, moment) {
   const shares = alignments(story, moment);
   if (!shares) return [];
   const head = shares.indexOf(Math.max(...shares));
-  return [`${headName(moment, head)} aligns best: ${Math.round(100 * Math.max(0, shares[head]))} %.`];
+  return [`${headName(moment, head)} aligns best: ${Math.round(100 * Math.max(0, shares[head]))} % ${overAll(story)}.`];
 }
 
 function regularCaption(story, moment) {

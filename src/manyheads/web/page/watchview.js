@@ -4,7 +4,7 @@
 import { percent } from "./numbers.js";
 import { drawLanguage, languageLayout } from "./watchlanguage.js";
 import { captionOf, checked, chosen, isRight, milestones, playFrom } from "./watchstory.js";
-import { alignments, drawBars, drawCurve, drawDots, drawHeader, drawOutput, HEAD_COLOURS, FONT, justified, kindOf, momentAt, nearest, referenceLogProb, staggered, weightsOf } from "./watchparts.js";
+import { alignments, drawBars, drawCurve, drawDots, drawHeader, drawOutput, HEAD_COLOURS, FONT, justified, kindOf, momentAt, nearest, overAll, referenceLogProb, staggered, weightsOf } from "./watchparts.js";
 import { drawPictures, pictureLayout } from "./watchpictures.js";
 
 /** @typedef {import("./watchparts.js").Story} Story @typedef {import("./watchparts.js").Moment} Moment */
@@ -33,7 +33,7 @@ export function layout(context, story, sentence, { width, height, compact = fals
   const curve = compact ? 28 : 84;
   const base = {
     ...{ kind, width, narrow, compact, curve, left: 16, right: width - 16 },
-    ...(compact ? { first: 18, top: 46, caption: 12.5, lines: 1 } : narrow ? { first: 28, top: 86, caption: 13, lines: 4 } : { first: 28, top: 76, caption: 16, lines: 2 }),
+    ...(compact ? { first: 18, top: 51, caption: 12.5, lines: 1 } : narrow ? { first: 28, top: 86, caption: 13, lines: 4 } : { first: 28, top: 82, caption: 16, lines: 2 }),
     foot: compact ? 20 : 26, // of the numbers below the curve
     high: height - curve - (compact ? 20 : 26), // of what is above the curve
   };
@@ -75,7 +75,7 @@ function drawTranslation(context, story, moment, theme, box) {
   const heads = probe.shape[1];
   drawHeader(context, story, moment, theme, box, `P of the reference ${percent(Math.exp(referenceLogProb(story, moment)))}`, captionOf(story, moment));
   const shares = alignments(story, moment);
-  if (shares) drawDots(context, shares, ["words aligned by each head", "words aligned"], moment, theme, box);
+  if (shares) drawDots(context, shares, alignmentNames(story), moment, theme, box);
 
   // Words and ribbons.
   const [above, below] = box.words;
@@ -105,6 +105,9 @@ function drawTranslation(context, story, moment, theme, box) {
   drawOutput(context, checked(story, at, moment.sentence), probe.log_probs, moment, theme, box, isRight(story, at, moment.sentence));
   return below.centres;
 }
+
+/** What the dots of a translation show, the longest name first. @param {Story} story */
+export const alignmentNames = (story) => ["words aligned by each head ", "words aligned ", "aligned "].map((name) => name + overAll(story));
 
 /** A row of words; those from `shown` on are pale. @param {import("./watchparts.js").Words} words */
 function drawWords(context, words, y, out, marked, shown, theme) {

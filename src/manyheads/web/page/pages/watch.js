@@ -150,7 +150,8 @@ class Watch {
   pinning() {
     const isOn = this.against !== null;
     const pin = () => change({ against: isOn ? "" : String(stepAt(this.source, this.moment.at)) });
-    return button(isOn ? `Compared with step ${this.against}` : "Compare with this step", pin, { pressed: isOn, kind: "quiet" });
+    const pinned = button(isOn ? `Compared with step ${this.against}` : "Compare with this step", pin, { pressed: isOn, kind: "quiet" });
+    return isOn ? [pinned, html`<span>Drag along the curve to another step.</span>`] : pinned;
   }
 
   /** New probes: a page at the last one follows, and one that plays goes to it. */
@@ -286,7 +287,7 @@ class Watch {
     if (by !== undefined) {
       this.stop();
       this.go(Math.round(this.moment.at) + by);
-    } else if (tokens !== undefined) this.write(Math.max(0, Number(this.writing.value) + tokens));
+    } else if (tokens !== undefined) this.write(tokens > 0 && this.moment.token < 0 ? 0 : Math.max(0, Number(this.writing.value) + tokens));
     else if (event.key === " ") this.play();
     else return;
     event.preventDefault();
