@@ -88,8 +88,11 @@ export function outcomeOf({ width, nodes, greedy: [greedy], beam: [best, second]
   if (best.score < greedy.score) return `Greedy search finds a better text here: score ${shown(greedy.score)}; the beam pruned it and ends with ${shown(best.score)}.`;
   const fork = deciding(nodes);
   const other = fork ? `At step ${nodes[fork.node].step} the beam also keeps ${pieceOf(nodes[fork.node])}, candidate ${fork.rank}, and ends` : "The beam ends";
-  return `Greedy search ends with “${greedy.text}”, score ${shown(greedy.score)}. ${other} with “${best.text}”, score ${shown(best.score)}.`;
+  return `Greedy search ends with “${greedy.text}”, score ${shown(greedy.score)}. ${other} with “${best.text}”, score ${shown(best.score)}${byLength(best, greedy)}.`;
 }
+
+/** What decides if the best result has the lower log P. @param {{log_probability: number}} best @param {{log_probability: number}} greedy */
+const byLength = (best, greedy) => (best.log_probability < greedy.log_probability ? `, although its log P is lower (${shown(best.log_probability)} against ${shown(greedy.log_probability)}): dividing by lp (the length penalty) decides` : "");
 
 /** A candidate as a word. @param {import("./tree.js").Candidate} node */
 const pieceOf = ({ piece }) => (SPECIAL.test(piece) ? "the end" : `“${piece.trim()}”`);
@@ -109,7 +112,7 @@ export function stepStory(search, step) {
   const first = `Step ${step} of ${last}: of ${many} the beam keeps ${kept.length}.`;
   const fork = beam[0]?.text === greedy[0]?.text ? null : deciding(nodes);
   if (fork && nodes[fork.node].step === step) {
-    return `${first} Greedy search drops ${pieceOf(nodes[fork.node])}, only candidate ${fork.rank}; the beam keeps it, and it leads to the result of the best score.`;
+    return `${first} Greedy search drops ${pieceOf(nodes[fork.node])}, only candidate ${fork.rank}; the beam keeps it, and it leads to the result of the best score${byLength(beam[0], greedy[0])}.`;
   }
   const edge = kept.length && dropped ? ` The last of them is ${pieceOf(kept.at(-1))} (${shown(kept.at(-1).score)}); ${pieceOf(dropped)} (${shown(dropped.score)}) is dropped.` : "";
   const power = [...String(step)].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(digit)]).join("");
