@@ -23,7 +23,7 @@ const { exact, percent, shown, spelled, visible } = await import(`${page}/dom.js
 const { csv, wrapped } = await import(`${page}/exports.js`);
 const { cellOf, coverages, greatestHead, limited, reordered, tellingCell } = await import(`${page}/fitting.js`);
 const { diagram, headDiagram, headOf, pathOf, sublayers } = await import(`${page}/flowlayout.js`);
-const { attentionStory, bareWord, classStory, deciding, fillStory, goldCells, knockStory, lookStory, lossStory, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, stepStory, tokenStory, wordsOf } = await import(`${page}/insights.js`);
+const { attentionStory, bareWord, classStory, deciding, fillStory, goldCells, knockStory, lookStory, lossStory, mostHelped, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, stepStory, tokenStory, wordsOf } = await import(`${page}/insights.js`);
 const { handsOf } = await import(`${page}/dials.js`);
 const { mathml } = await import(`${page}/math.js`);
 const { boxStory, lengthsOf, softmax, weightStory } = await import(`${page}/flowstory.js`);
@@ -506,6 +506,11 @@ test("a mask is compared with its prediction from the words before it", () => {
   assert.match(fillStory([mask(0.2)], ["in"], mask(0.6)), /mislead/);
   assert.match(fillStory([mask(0.5)], ["in"], mask(0.5)), /change little/);
   assert.match(fillStory([mask(0.6)], ["in"]), /first choice \(60 %\)\.$/);
+  assert.match(fillStory([mask(0.04)], ["in"]), /\(4 %\)\. No guess has more than 4 %: the model hardly knows\.$/);
+  const second = { ...mask(0.04), hidden: { piece: " at", rank: 2, probability: 0.03 } };
+  assert.match(fillStory([second], ["at"], mask(0.01)), /“at” is number 2\. No guess .* “at” gets 1 % instead of 3 %: the words after it help/);
+  assert.equal(mostHelped([[mask(0.9), mask(0.8)], [null, null], [mask(0.5), mask(0.1)], [mask(0.6), mask(0.5)]]), 2);
+  assert.equal(mostHelped([[mask(0.3), mask(0.2)], [mask(0.1), mask(0.7)]]), 1);
 });
 
 test("a clause that ends in two verbs is told with both", () => {

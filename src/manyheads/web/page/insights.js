@@ -5,6 +5,7 @@ import { greedyPath, pathTo, rankOf } from "./tree.js";
 import { compared, halfOf } from "./watchstory.js";
 
 const LEAST = 0.3; // a smaller weight aligns no words
+const UNSURE = 0.1; // a best guess below this says little
 const SPECIAL = /^<[^<>]*>$/; // </s>
 
 /** The word that each token belongs to, −1 for none. @param {string[]} tokens @param {string[]} words */
@@ -344,23 +345,34 @@ export function positionStory({ scheme, length, dim, grid, curves }, dots, { bas
 export function fillStory(masks, words, before = null) {
   const first = (mask) => `“${bareWord(mask.top[0].piece)}” (${percent(mask.top[0].probability)})`;
   const hiding = words.flatMap((word, at) => (word && masks[at].hidden ? [{ word, mask: masks[at], rank: masks[at].hidden.rank }] : []));
-  if (!hiding.length) return `The model would write ${masks.map(first).join(" and ")}.`;
+  const best = Math.max(...masks.map(({ top }) => top[0].probability));
+  const unsure = best < UNSURE ? ` No guess has more than ${percent(best)}: the model hardly knows.` : "";
+  if (!hiding.length) return `The model would write ${masks.map(first).join(" and ")}.${unsure}`;
   const guesses = ({ word, mask, rank }) => {
-    const best = mask.top.slice(0, 3).map(({ piece }) => `“${bareWord(piece)}”`).join(", ");
-    return `for “${word}” it would write ${best}; “${word}” is ${rank === null ? "not among its 1,000 best tokens" : `number ${rank}`}`;
+    const likely = mask.top.slice(0, 3).map(({ piece }) => `“${bareWord(piece)}”`).join(", ");
+    return `for “${word}” it would write ${likely}; “${word}” is ${rank === null ? "not among its 1,000 best tokens" : `number ${rank}`}`;
   };
   if (hiding.length === 1) {
     const [{ word, mask, rank }] = hiding;
     const found = rank === 1 ? `The model puts “${word}” back: it is its first choice (${percent(mask.top[0].probability)}).` : `The model guesses another word: ${guesses(hiding[0])}.`;
-    return found + (before && rank === 1 ? helpOf(word, mask, before) : "");
+    return found + unsure + (before ? helpOf(word, mask, before) : "");
   }
   const right = hiding.filter(({ rank }) => rank === 1).length;
-  if (!right) return `The model guesses other words: ${hiding.map(guesses).join("; ")}.`;
+  if (!right) return `The model guesses other words: ${hiding.map(guesses).join("; ")}.${unsure}`;
   const each = hiding.map(({ word, mask, rank }) => {
     if (rank === 1) return `“${word}” is its first choice (${percent(mask.top[0].probability)})`;
     return rank === null ? `“${word}” is not among its 1,000 best tokens, which begin with ${first(mask)}` : `“${word}” is number ${rank}, after ${first(mask)}`;
   });
-  return `The model puts back ${right} of ${hiding.length} words: ${each.join("; ")}.`;
+  return `The model puts back ${right} of ${hiding.length} words: ${each.join("; ")}.${unsure}`;
+}
+
+/**
+ * The word whose probability from both sides differs most from that of the words before it only; the first if no word can be compared.
+ * @param {[Mask|null, Mask|null][]} pairs of predictions for each word: from both sides, and from the words before it
+ */
+export function mostHelped(pairs) {
+  const differences = pairs.map(([both, left]) => Math.abs((both?.hidden?.probability ?? 0) - (left?.hidden?.probability ?? both?.hidden?.probability ?? 0)));
+  return differences.indexOf(Math.max(...differences));
 }
 
 /** A token as a word, without its space; “…s” continues the word before it. @param {string} piece */
