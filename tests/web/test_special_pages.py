@@ -264,7 +264,7 @@ def test_patches_are_coloured_by_their_weight(page: Any, client: TestClient) -> 
     visit(page, place)
     pixels = tensor(client, actual["trace"], "image.pixels")[1::2, 1::2, 0].flatten().numpy()
     share = (row / row.max()).numpy()[:, None]
-    grey = 0.42 + 0.5 * pixels[:, None]  # bright, so that colours over it are seen
+    grey = 0.55 * pixels[:, None]  # dark, so that colours over it are seen; black stays black
     expected = share * np.array(HEAT) + (1 - share) * 255 * grey
     drawn = np.array(page.locator(".overlay canvas").evaluate(MIDDLES, 4))
     assert np.abs(drawn.reshape(expected.shape) - expected).max() <= 3  # rounded twice
@@ -272,6 +272,7 @@ def test_patches_are_coloured_by_their_weight(page: Any, client: TestClient) -> 
     assert shared.reads(
         readout.inner_text(), float(row.max())
     )  # the patch with the greatest weight
+    expect(readout).to_contain_text("%")  # as on the scale
     expect(page.locator(".overlay ~ .below .scale")).to_contain_text("0")
     assert shared.reads(page.locator(".scale span").first.inner_text(), float(row.max()))
     page.locator(".overlay canvas").focus()
