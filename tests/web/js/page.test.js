@@ -23,7 +23,7 @@ const { exact, percent, shown, spelled, visible } = await import(`${page}/dom.js
 const { csv, wrapped } = await import(`${page}/exports.js`);
 const { cellOf, coverages, greatestHead, limited, reordered, tellingCell } = await import(`${page}/fitting.js`);
 const { diagram, headDiagram, headOf, pathOf, sublayers } = await import(`${page}/flowlayout.js`);
-const { attentionStory, bareWord, classStory, deciding, fillStory, goldCells, knockStory, lookStory, lossStory, mostHelped, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, stepStory, tokenStory, wordsOf } = await import(`${page}/insights.js`);
+const { attentionStory, bareWord, classStory, concentration, deciding, fillStory, goldCells, knockStory, lookStory, lossStory, mostHelped, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, stepStory, tokenStory, wordsOf } = await import(`${page}/insights.js`);
 const { handsOf } = await import(`${page}/dials.js`);
 const { mathml } = await import(`${page}/math.js`);
 const { boxStory, lengthsOf, softmax, weightStory } = await import(`${page}/flowstory.js`);
@@ -451,8 +451,12 @@ test("a head that follows its voice has all its attention there", () => {
   const rows = (key) => (event) => Array.from({ length: 9 }, (_, at) => (at === key(event) + 1 ? 1 : 0));
   assert.equal(ownVoice(rows((event) => event - 2), 8, 2), 1);
   assert.equal(ownVoice(rows((event) => event - 1), 8, 2), 0);
-  assert.match(musicStory("Head 1", [0, 1], 2, 1), /100 % .* \(50 % by chance\): it follows the melody/);
-  assert.match(musicStory("Head 1", [0.5, 0.1, 0.3], 0, 0), /event 2 back: 30 %/);
+  const voices = ["soprano", "bass"];
+  assert.match(musicStory("Head 1", [0, 1], voices, 1, [[0, 0.1], [2, 0.1], [-1, 0.2]]), /100 % .* \(50 % by chance\): it prefers the voice of each event\.$/);
+  assert.match(musicStory("Head 1", [0, 1], voices, 0.3, [[1, 0.2], [3, 0.1], [2, 0.1]]), /30 % .*: it prefers the other voices\. The arcs end mostly in the bass: 75 % of their weight\.$/);
+  assert.match(musicStory("Head 1", [0.5, 0.1, 0.3], [], 0, []), /event 2 back: 30 %/);
+  assert.ok(concentration(rows((event) => event - 1), 8) > concentration(() => Array(9).fill(1 / 9), 8));
+  assert.equal(concentration(rows(() => -1), 8), 0); // the beginning is no event
 });
 
 test("positions are near if each is most similar to a neighbour", () => {

@@ -263,16 +263,33 @@ export function ownVoice(rowOf, events, voices) {
 }
 
 /**
+ * How concentrated the attention to earlier events is: the sum of squared weights, mean over events.
+ * @param {(event: number) => ArrayLike<number>} rowOf as in `ownVoice` @param {number} events
+ */
+export function concentration(rowOf, events) {
+  let all = 0;
+  for (let at = 1; at < events; at++) {
+    const weights = rowOf(at);
+    for (let key = 0; key < at; key++) all += weights[key + 1] ** 2;
+  }
+  return all / Math.max(1, events - 1);
+}
+
+/**
  * What a head of a music model prefers: its own voice, or a distance back.
  * @param {string} who looks @param {ArrayLike<number>} distances mean weight by distance back, from 0
- * @param {number} voices events of a time step, 0 if events have no grid @param {number} own share of the own voice
+ * @param {string[]} voices names of the events of a time step, none if events have no grid @param {number} own share of the own voice
+ * @param {[number, number][]} arcs from the chosen event: event and weight
  */
-export function musicStory(who, distances, voices, own) {
+export function musicStory(who, distances, voices, own, arcs) {
   const rounded = (share) => `${Math.round(100 * share)} %`;
-  if (voices) {
-    const usual = 1 / voices;
-    const means = own > 1.15 * usual ? "it follows the melody of each voice" : own < 0.87 * usual ? "it looks at the other voices, the harmony" : "it does not prefer a voice";
-    return `${who} puts ${rounded(own)} of its attention on earlier events of the same voice (${rounded(usual)} by chance): ${means}.`;
+  if (voices.length) {
+    const usual = 1 / voices.length;
+    const means = own > 1.15 * usual ? "it prefers the voice of each event" : own < 0.87 * usual ? "it prefers the other voices" : "it does not prefer a voice";
+    const totals = voices.map((_, voice) => arcs.reduce((sum, [event, weight]) => (event >= 0 && event % voices.length === voice ? sum + weight : sum), 0));
+    const share = Math.max(...totals) / (arcs.reduce((sum, [, weight]) => sum + weight, 0) || 1);
+    const ends = share > 0.5 ? ` The arcs end mostly in the ${voices[totals.indexOf(Math.max(...totals))]}: ${rounded(share)} of their weight.` : "";
+    return `${who} puts ${rounded(own)} of its attention to earlier events on the same voice (${rounded(usual)} by chance): ${means}.${ends}`;
   }
   const back = Array.from(distances).reduce((best, weight, at) => (at > 0 && (best === 0 || weight > distances[best]) ? at : best), 0);
   return back ? `${who} looks most at the event ${back} back: ${percent(distances[back])} of its weight on average.` : `${who} has no earlier event to look at.`;
