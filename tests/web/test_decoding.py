@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tests.web.small_pages import SENTENCE, make_runs
 from tests.web.test_server import HERE, LIMITS, ask, problem
 
 from manyheads.data.translation import PhrasebookData
-from manyheads.decode.beam import NEVER, Decode
+from manyheads.decode.beam import NEVER, Decode, Hypothesis
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample, filtered
 from manyheads.decode.translate import Translator
@@ -229,8 +230,37 @@ def test_the_example_of_a_run_is_one_that_greedy_search_misses(
     assert decoding.missed_text(alone, pairs) == least
 
 
-def test_only_runs_with_a_phrasebook_have_such_an_example(client: TestClient) -> None:
+def test_the_length_penalty_does_not_decide_in_the_example_if_it_can_be_helped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = load_torch_run(folder / "translator")
+    run = opened.run
+    opened = replace(opened, run=replace(run, decode=replace(run.decode, beam=4)))
+    reference, other = (opened.tokenizer.target.encode(word) for word in ("cat", "dog"))
+    # log P and score of greedy search, then of the beam; tokens of both.
+    found = {
+        "longer": ((-1.41, -0.85, other), (-1.47, -0.82, reference)),
+        "greedy is right": ((-4.0, -2.5, reference), (-3.5, -2.2, other)),
+        "likelier": ((-4.0, -2.5, other), (-3.5, -2.2, [*other, *other])),
+    }
+
+    def search(translator: Translator, texts: Sequence[str], n_best: int) -> list[Any]:
+        at = int(translator.decode.beam > 1)
+        made = (found[text][at] for text in texts)
+        return [[Hypothesis(tokens, log, score)] for log, score, tokens in made]
+
+    monkeypatch.setattr(decoding.Translator, "search", search)
+    texts = dict.fromkeys(found, opened.tokenizer.decode(reference))
+    assert decoding.missed_text(opened, texts) == "likelier"
+    del texts["likelier"]
+    assert decoding.missed_text(opened, texts) == "longer"
+
+
+def test_only_runs_with_a_phrasebook_have_such_an_example(client: TestClient, folder: Path) -> None:
     assert client.get("/api/missed", params={"run": "deep/writer"}).json() == {"text": None}
     data = PhrasebookData(test_pairs=3, valid_pairs=4)
     text = client.get("/api/missed", params={"run": "translator"}).json()["text"]
-    assert text in {p.source for split in HELD_OUT for p in sentences(data.pair, split, 4)}
+    pairs = [p for split in HELD_OUT for p in sentences(data.pair, split, 4)]
+    references = {p.source: p.target for p in sorted(pairs, key=lambda p: len(p.source))}
+    assert text in references
+    assert text == decoding.missed_text(load_torch_run(folder / "translator"), references)

@@ -211,10 +211,19 @@ def test_a_click_masks_a_word(page: Any, client: TestClient) -> None:
     alone = ask(client, "/api/fill", run="reader", text=left)["masks"][0]["top"]
     expected = [item["probability"] for item in alone]
     assert shares(before)[: len(expected)] == pytest.approx(expected, rel=1e-2, abs=HUNDREDTH)
-    # Bars are shares of 1, and each word has the attention of the mask: mean over all heads.
-    assert first.locator(".level").first.evaluate(
-        "one => one.clientWidth / one.parentElement.clientWidth"
-    ) == pytest.approx(chances[0], abs=0.02)
+    # One scale for both figures, up to the greatest probability; its number is shown.
+    most = max(chances[0], expected[0])
+    for figure, chance in zip(page.locator("figure").all(), (chances[0], expected[0]), strict=True):
+        assert figure.locator(".level").first.evaluate(
+            """one => {
+              const cell = one.parentElement;
+              const padding = parseFloat(getComputedStyle(cell).paddingRight);
+              return one.clientWidth / (cell.clientWidth - padding);
+            }"""
+        ) == pytest.approx(chance / most, abs=0.02)
+        scale = figure.get_by_text("Bars from 0 to")
+        assert shared.reads(scale.inner_text().removeprefix("Bars from 0 to"), most)
+    # Each word has the attention of the mask: mean over all heads.
     trace = ask(client, "/api/trace", run="reader", text=text)
     weights = tensor(client, trace["trace"], "encoder.self.weights").mean((0, 1))
     pieces = [piece.strip() for piece in trace["maps"][0]["columns"]]
@@ -255,7 +264,7 @@ def test_patches_are_coloured_by_their_weight(page: Any, client: TestClient) -> 
     visit(page, place)
     pixels = tensor(client, actual["trace"], "image.pixels")[1::2, 1::2, 0].flatten().numpy()
     share = (row / row.max()).numpy()[:, None]
-    grey = 0.42 + 0.5 * pixels[:, None]  # bright, so that colours over it are seen
+    grey = 0.55 * pixels[:, None]  # dark, so that colours over it are seen; black stays black
     expected = share * np.array(HEAT) + (1 - share) * 255 * grey
     drawn = np.array(page.locator(".overlay canvas").evaluate(MIDDLES, 4))
     assert np.abs(drawn.reshape(expected.shape) - expected).max() <= 3  # rounded twice
@@ -263,6 +272,7 @@ def test_patches_are_coloured_by_their_weight(page: Any, client: TestClient) -> 
     assert shared.reads(
         readout.inner_text(), float(row.max())
     )  # the patch with the greatest weight
+    expect(readout).to_contain_text("%")  # as on the scale
     expect(page.locator(".overlay ~ .below .scale")).to_contain_text("0")
     assert shared.reads(page.locator(".scale span").first.inner_text(), float(row.max()))
     page.locator(".overlay canvas").focus()

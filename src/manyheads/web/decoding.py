@@ -152,7 +152,9 @@ def missed_text(opened: LoadedRun, references: dict[str, str]) -> str | None:
     """The first text that only beam search translates as its reference.
 
     If there is none: the first in which beam search finds a better score, or the one of which
-    greedy search is least certain. A beam is worth its time only on texts of low greedy score.
+    greedy search is least certain. Before all, a text in which the beam also finds the higher
+    log P, so that the length penalty does not decide, and greedy search not the reference. A beam
+    is worth its time only on texts of low greedy score.
     """
 
     model: Any = opened.model
@@ -167,10 +169,17 @@ def missed_text(opened: LoadedRun, references: dict[str, str]) -> str | None:
     beam = best(uncertain, min(opened.run.decode.beam, MOST_BEAM))
     other = [text for text in greedy if text in beam and beam[text].tokens != greedy[text].tokens]
     better = [text for text in other if beam[text].score > greedy[text].score]
-    right = [
-        text for text in better if opened.tokenizer.decode(beam[text].tokens) == references[text]
+
+    def is_right(text: str, found: dict[str, Hypothesis]) -> bool:
+        return opened.tokenizer.decode(found[text].tokens) == references[text]
+
+    right = [text for text in better if is_right(text, beam)]
+    likelier = [
+        text
+        for text in (*right, *better)
+        if beam[text].log_probability > greedy[text].log_probability and not is_right(text, greedy)
     ]
-    return next(iter([*right, *better, *uncertain]), None)
+    return next(iter([*likelier, *right, *better, *uncertain]), None)
 
 
 async def next_token(request: Request) -> Response:

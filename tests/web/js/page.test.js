@@ -23,7 +23,7 @@ const { exact, percent, shown, spelled, visible } = await import(`${page}/dom.js
 const { csv, wrapped } = await import(`${page}/exports.js`);
 const { cellOf, coverages, greatestHead, limited, reordered, tellingCell } = await import(`${page}/fitting.js`);
 const { diagram, headDiagram, headOf, pathOf, sublayers } = await import(`${page}/flowlayout.js`);
-const { attentionStory, bareWord, classStory, deciding, fillStory, goldCells, knockStory, lookStory, lossStory, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, stepStory, tokenStory, wordsOf } = await import(`${page}/insights.js`);
+const { attentionStory, bareWord, classStory, concentration, deciding, fillStory, goldCells, knockStory, lookStory, lossStory, mostHelped, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, stepStory, tokenStory, wordsOf } = await import(`${page}/insights.js`);
 const { handsOf } = await import(`${page}/dials.js`);
 const { mathml } = await import(`${page}/math.js`);
 const { boxStory, lengthsOf, softmax, weightStory } = await import(`${page}/flowstory.js`);
@@ -375,10 +375,13 @@ const candidates = (later) => {
 
 test("the outcome names the step at which the best text leaves the path of greedy search", () => {
   const nodes = candidates(-1);
-  const [best, other] = [{ text: "dir", score: -0.8 }, { text: "jetzt", score: -1.5 }];
+  const [best, other] = [{ text: "dir", score: -0.8, log_probability: -1 }, { text: "jetzt", score: -1.5, log_probability: -1.5 }];
   const search = { width: 2, vocabulary: 50, nodes };
   const missed = { ...search, greedy: [other], beam: [best, other] };
   assert.match(outcomeOf(missed), /ends with “jetzt”, score −1.5\. At step 1 the beam also keeps “dir”, candidate 2, and ends with “dir”, score −0.8/);
+  assert.match(outcomeOf(missed), /score −0.8\.$/); // log P is higher too
+  const longer = { ...best, log_probability: -1.6 };
+  assert.match(outcomeOf({ ...missed, beam: [longer, other] }), /score −0.8, although its log P is lower \(−1.6 against −1.5\): dividing by lp \(the length penalty\) decides\.$/);
   assert.match(outcomeOf({ ...search, greedy: [best], beam: [best] }), /same text\.$/); // “dir” was candidate 2
   assert.match(outcomeOf({ ...search, greedy: [best], beam: [other] }), /Greedy search finds a better/);
   assert.deepEqual(greedyPath(nodes), [0, 4]);
@@ -386,9 +389,11 @@ test("the outcome names the step at which the best text leaves the path of greed
 });
 
 test("a step of the search tells what is dropped, and what greedy search drops", () => {
-  const [best, other] = [{ text: "dir", score: -0.8 }, { text: "jetzt", score: -1.5 }];
+  const [best, other] = [{ text: "dir", score: -0.8, log_probability: -1 }, { text: "jetzt", score: -1.5, log_probability: -1.5 }];
   const search = { width: 2, vocabulary: 50, nodes: candidates(-1), greedy: [other], beam: [best, other] };
   assert.match(stepStory(search, 1), /^Step 1 of 2: of 50 continuations the beam keeps 2\. Greedy search drops “dir”, only candidate 2; the beam keeps it/);
+  assert.match(stepStory(search, 1), /best score\.$/);
+  assert.match(stepStory({ ...search, beam: [{ ...best, log_probability: -1.6 }, other] }, 1), /best score, although its log P is lower .* dividing by lp/);
   assert.match(stepStory({ ...search, greedy: [best] }, 1), /The last of them is “dir” \(−0.9\); “nun” \(−3\) is dropped\.$/);
   assert.equal(stepStory(search, 2), outcomeOf(search));
   const longer = { ...search, nodes: [...search.nodes, { ...search.nodes[3], step: 3 }], greedy: [best] };
@@ -401,7 +406,7 @@ test("the boxes of all steps fit, as long as they are readable", () => {
     assert.ok(lefts.at(-1) + widths.at(-1) <= room, `${steps} steps in ${room}`);
     lefts.slice(1).forEach((left, at) => assert.ok(left >= lefts[at] + widths[at] + 7));
   }
-  assert.ok(columnsFor(Array(60).fill(90), 1200).widths[0] >= 56); // then it scrolls
+  assert.deepEqual(columnsFor([28, ...Array(60).fill(90)], 1200).widths, [28, ...Array(60).fill(90)]); // it scrolls: no token is cut
 });
 
 test("a knock-out tells what is lost, what has changed, and how probable the text is", () => {
@@ -458,8 +463,12 @@ test("a head that follows its voice has all its attention there", () => {
   const rows = (key) => (event) => Array.from({ length: 9 }, (_, at) => (at === key(event) + 1 ? 1 : 0));
   assert.equal(ownVoice(rows((event) => event - 2), 8, 2), 1);
   assert.equal(ownVoice(rows((event) => event - 1), 8, 2), 0);
-  assert.match(musicStory("Head 1", [0, 1], 2, 1), /100 % .* \(50 % by chance\): it follows the melody/);
-  assert.match(musicStory("Head 1", [0.5, 0.1, 0.3], 0, 0), /event 2 back: 30 %/);
+  const voices = ["soprano", "bass"];
+  assert.match(musicStory("Head 1", [0, 1], voices, 1, [[0, 0.1], [2, 0.1], [-1, 0.2]]), /100 % .* \(50 % by chance\): it prefers the voice of each event\.$/);
+  assert.match(musicStory("Head 1", [0, 1], voices, 0.3, [[1, 0.2], [3, 0.1], [2, 0.1]]), /30 % .*: it prefers the other voices\. The arcs end mostly in the bass: 75 % of their weight\.$/);
+  assert.match(musicStory("Head 1", [0.5, 0.1, 0.3], [], 0, []), /event 2 back: 30 %/);
+  assert.ok(concentration(rows((event) => event - 1), 8) > concentration(() => Array(9).fill(1 / 9), 8));
+  assert.equal(concentration(rows(() => -1), 8), 0); // the beginning is no event
 });
 
 test("positions are near if each is most similar to a neighbour", () => {
@@ -513,6 +522,11 @@ test("a mask is compared with its prediction from the words before it", () => {
   assert.match(fillStory([mask(0.2)], ["in"], mask(0.6)), /mislead/);
   assert.match(fillStory([mask(0.5)], ["in"], mask(0.5)), /change little/);
   assert.match(fillStory([mask(0.6)], ["in"]), /first choice \(60 %\)\.$/);
+  assert.match(fillStory([mask(0.04)], ["in"]), /\(4 %\)\. No guess has more than 4 %: the model hardly knows\.$/);
+  const second = { ...mask(0.04), hidden: { piece: " at", rank: 2, probability: 0.03 } };
+  assert.match(fillStory([second], ["at"], mask(0.01)), /“at” is number 2\. No guess .* “at” gets 1 % instead of 3 %: the words after it help/);
+  assert.equal(mostHelped([[mask(0.9), mask(0.8)], [null, null], [mask(0.5), mask(0.1)], [mask(0.6), mask(0.5)]]), 2);
+  assert.equal(mostHelped([[mask(0.3), mask(0.2)], [mask(0.1), mask(0.7)]]), 1);
 });
 
 test("a clause that ends in two verbs is told with both", () => {

@@ -44,6 +44,7 @@ export class Bars extends Figure {
     this.extra = extra;
     /** @type {(Bar & {label: string})[]} */
     this.bars = [];
+    this.full = 1;
     this.body = element("div", { class: "scroll" });
     this.note = element("p", { class: "note" });
     const key = series.map((one, at) => element("span", { class: `key${at ? " second" : ""}` }, one));
@@ -52,14 +53,21 @@ export class Bars extends Figure {
   }
 
   /**
-   * @param {(Bar & {label: string})[]} bars greatest first @param {string} title @param {string} [note]
+   * @param {(Bar & {label: string})[]} bars greatest first @param {string} title @param {string} [note] @param {number} [full] the value of a bar of full length, shown as a scale if it is not 1
    */
-  show(bars, title, note = "") {
+  show(bars, title, note = "", full = 1) {
     this.open(title);
+    this.full = full;
     this.bars = bars;
     this.note.textContent = note;
     this.key.hidden = this.shownSeries().length < 2;
-    render(barTable(bars, this.extra), this.body);
+    const scale = this.scale();
+    render([scale && html`<p class="note">${scale}</p>`, barTable(bars, this.extra, full)], this.body);
+  }
+
+  /** What a bar of full length stands for, unless it is 1. */
+  scale() {
+    return this.full === 1 ? "" : `Bars from 0 to ${percent(this.full)}`;
   }
 
   /** The names of the bars that rows have: all, or only the first ones. */
@@ -74,12 +82,13 @@ export class Bars extends Figure {
     const rows = bars.map(({ label, values, texts = values.map(percent) }, row) => {
       const y = row * (tall + 4);
       const drawn = values.map((value, at) => {
-        const [top, width] = [y + ROW * at, 260 * value];
+        const [top, width] = [y + ROW * at, (260 * value) / this.full];
         return `<rect x="${left}" y="${top}" width="${width.toFixed(1)}" height="${ROW - 6}" fill="${LINES[at]}"/><text x="${(left + width + 6).toFixed(1)}" y="${top + 11}">${escaped(texts[at])}</text>`;
       });
       return `<text x="${left - 8}" y="${y + tall / 2 + 2}" text-anchor="end">${escaped(visible(label))}</text>${drawn.join("")}`;
     });
     const key = series.length > 1 ? series.map((one, at) => `<rect x="${left + 120 * at}" y="${bars.length * (tall + 4)}" width="10" height="10" fill="${LINES[at]}"/><text x="${left + 120 * at + 15}" y="${bars.length * (tall + 4) + 9}">${escaped(one)}</text>`) : [];
+    if (this.full !== 1) key.push(`<text x="${left}" y="${bars.length * (tall + 4) + 9}">${escaped(this.scale())}</text>`);
     return { width: left + 350, height: bars.length * (tall + 4) + (key.length ? 18 : 0), inside: rows.join("") + key.join("") };
   }
 

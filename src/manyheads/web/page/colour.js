@@ -53,7 +53,7 @@ const night = {
 };
 
 const repeated = between([[255, 255, 255], [196, 199, 203]]); // of what is no news
-const heat = between([[225, 225, 225], [255, 140, 26]]); // over a picture: as opaque as the weight is large
+const heat = between([[0, 0, 0], [255, 140, 26]]); // over a picture: as opaque as the weight is large
 
 /** @typedef {"ink"|"signed"|"viridis"|"heat"|"wrong"|"repeated"} Scale */
 /** @param {Record<string, number[][]>} scales @param {number[]} grey */

@@ -5,6 +5,7 @@ import { greedyPath, pathTo, rankOf } from "./tree.js";
 import { compared, halfOf } from "./watchstory.js";
 
 const LEAST = 0.3; // a smaller weight aligns no words
+const UNSURE = 0.1; // a best guess below this says little
 const SPECIAL = /^<[^<>]*>$/; // </s>
 
 /** The word that each token belongs to, −1 for none. @param {string[]} tokens @param {string[]} words */
@@ -88,8 +89,11 @@ export function outcomeOf({ width, nodes, greedy: [greedy], beam: [best, second]
   if (best.score < greedy.score) return `Greedy search finds a better text here: score ${shown(greedy.score)}; the beam pruned it and ends with ${shown(best.score)}.`;
   const fork = deciding(nodes);
   const other = fork ? `At step ${nodes[fork.node].step} the beam also keeps ${pieceOf(nodes[fork.node])}, candidate ${fork.rank}, and ends` : "The beam ends";
-  return `Greedy search ends with “${greedy.text}”, score ${shown(greedy.score)}. ${other} with “${best.text}”, score ${shown(best.score)}.`;
+  return `Greedy search ends with “${greedy.text}”, score ${shown(greedy.score)}. ${other} with “${best.text}”, score ${shown(best.score)}${byLength(best, greedy)}.`;
 }
+
+/** What decides if the best result has the lower log P. @param {{log_probability: number}} best @param {{log_probability: number}} greedy */
+const byLength = (best, greedy) => (best.log_probability < greedy.log_probability ? `, although its log P is lower (${shown(best.log_probability)} against ${shown(greedy.log_probability)}): dividing by lp (the length penalty) decides` : "");
 
 /** A candidate as a word. @param {import("./tree.js").Candidate} node */
 const pieceOf = ({ piece }) => (SPECIAL.test(piece) ? "the end" : `“${piece.trim()}”`);
@@ -109,7 +113,7 @@ export function stepStory(search, step) {
   const first = `Step ${step} of ${last}: of ${many} the beam keeps ${kept.length}.`;
   const fork = beam[0]?.text === greedy[0]?.text ? null : deciding(nodes);
   if (fork && nodes[fork.node].step === step) {
-    return `${first} Greedy search drops ${pieceOf(nodes[fork.node])}, only candidate ${fork.rank}; the beam keeps it, and it leads to the result of the best score.`;
+    return `${first} Greedy search drops ${pieceOf(nodes[fork.node])}, only candidate ${fork.rank}; the beam keeps it, and it leads to the result of the best score${byLength(beam[0], greedy[0])}.`;
   }
   const edge = kept.length && dropped ? ` The last of them is ${pieceOf(kept.at(-1))} (${shown(kept.at(-1).score)}); ${pieceOf(dropped)} (${shown(dropped.score)}) is dropped.` : "";
   const power = [...String(step)].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(digit)]).join("");
@@ -259,16 +263,33 @@ export function ownVoice(rowOf, events, voices) {
 }
 
 /**
+ * How concentrated the attention to earlier events is: the sum of squared weights, mean over events.
+ * @param {(event: number) => ArrayLike<number>} rowOf as in `ownVoice` @param {number} events
+ */
+export function concentration(rowOf, events) {
+  let all = 0;
+  for (let at = 1; at < events; at++) {
+    const weights = rowOf(at);
+    for (let key = 0; key < at; key++) all += weights[key + 1] ** 2;
+  }
+  return all / Math.max(1, events - 1);
+}
+
+/**
  * What a head of a music model prefers: its own voice, or a distance back.
  * @param {string} who looks @param {ArrayLike<number>} distances mean weight by distance back, from 0
- * @param {number} voices events of a time step, 0 if events have no grid @param {number} own share of the own voice
+ * @param {string[]} voices names of the events of a time step, none if events have no grid @param {number} own share of the own voice
+ * @param {[number, number][]} arcs from the chosen event: event and weight
  */
-export function musicStory(who, distances, voices, own) {
+export function musicStory(who, distances, voices, own, arcs) {
   const rounded = (share) => `${Math.round(100 * share)} %`;
-  if (voices) {
-    const usual = 1 / voices;
-    const means = own > 1.15 * usual ? "it follows the melody of each voice" : own < 0.87 * usual ? "it looks at the other voices, the harmony" : "it does not prefer a voice";
-    return `${who} puts ${rounded(own)} of its attention on earlier events of the same voice (${rounded(usual)} by chance): ${means}.`;
+  if (voices.length) {
+    const usual = 1 / voices.length;
+    const means = own > 1.15 * usual ? "it prefers the voice of each event" : own < 0.87 * usual ? "it prefers the other voices" : "it does not prefer a voice";
+    const totals = voices.map((_, voice) => arcs.reduce((sum, [event, weight]) => (event >= 0 && event % voices.length === voice ? sum + weight : sum), 0));
+    const share = Math.max(...totals) / (arcs.reduce((sum, [, weight]) => sum + weight, 0) || 1);
+    const ends = share > 0.5 ? ` The arcs end mostly in the ${voices[totals.indexOf(Math.max(...totals))]}: ${rounded(share)} of their weight.` : "";
+    return `${who} puts ${rounded(own)} of its attention to earlier events on the same voice (${rounded(usual)} by chance): ${means}.${ends}`;
   }
   const back = Array.from(distances).reduce((best, weight, at) => (at > 0 && (best === 0 || weight > distances[best]) ? at : best), 0);
   return back ? `${who} looks most at the event ${back} back: ${percent(distances[back])} of its weight on average.` : `${who} has no earlier event to look at.`;
@@ -341,23 +362,34 @@ export function positionStory({ scheme, length, dim, grid, curves }, dots, { bas
 export function fillStory(masks, words, before = null) {
   const first = (mask) => `“${bareWord(mask.top[0].piece)}” (${percent(mask.top[0].probability)})`;
   const hiding = words.flatMap((word, at) => (word && masks[at].hidden ? [{ word, mask: masks[at], rank: masks[at].hidden.rank }] : []));
-  if (!hiding.length) return `The model would write ${masks.map(first).join(" and ")}.`;
+  const best = Math.max(...masks.map(({ top }) => top[0].probability));
+  const unsure = best < UNSURE ? ` No guess has more than ${percent(best)}: the model hardly knows.` : "";
+  if (!hiding.length) return `The model would write ${masks.map(first).join(" and ")}.${unsure}`;
   const guesses = ({ word, mask, rank }) => {
-    const best = mask.top.slice(0, 3).map(({ piece }) => `“${bareWord(piece)}”`).join(", ");
-    return `for “${word}” it would write ${best}; “${word}” is ${rank === null ? "not among its 1,000 best tokens" : `number ${rank}`}`;
+    const likely = mask.top.slice(0, 3).map(({ piece }) => `“${bareWord(piece)}”`).join(", ");
+    return `for “${word}” it would write ${likely}; “${word}” is ${rank === null ? "not among its 1,000 best tokens" : `number ${rank}`}`;
   };
   if (hiding.length === 1) {
     const [{ word, mask, rank }] = hiding;
     const found = rank === 1 ? `The model puts “${word}” back: it is its first choice (${percent(mask.top[0].probability)}).` : `The model guesses another word: ${guesses(hiding[0])}.`;
-    return found + (before && rank === 1 ? helpOf(word, mask, before) : "");
+    return found + unsure + (before ? helpOf(word, mask, before) : "");
   }
   const right = hiding.filter(({ rank }) => rank === 1).length;
-  if (!right) return `The model guesses other words: ${hiding.map(guesses).join("; ")}.`;
+  if (!right) return `The model guesses other words: ${hiding.map(guesses).join("; ")}.${unsure}`;
   const each = hiding.map(({ word, mask, rank }) => {
     if (rank === 1) return `“${word}” is its first choice (${percent(mask.top[0].probability)})`;
     return rank === null ? `“${word}” is not among its 1,000 best tokens, which begin with ${first(mask)}` : `“${word}” is number ${rank}, after ${first(mask)}`;
   });
-  return `The model puts back ${right} of ${hiding.length} words: ${each.join("; ")}.`;
+  return `The model puts back ${right} of ${hiding.length} words: ${each.join("; ")}.${unsure}`;
+}
+
+/**
+ * The word whose probability from both sides differs most from that of the words before it only; the first if no word can be compared.
+ * @param {[Mask|null, Mask|null][]} pairs of predictions for each word: from both sides, and from the words before it
+ */
+export function mostHelped(pairs) {
+  const differences = pairs.map(([both, left]) => Math.abs((both?.hidden?.probability ?? 0) - (left?.hidden?.probability ?? both?.hidden?.probability ?? 0)));
+  return differences.indexOf(Math.max(...differences));
 }
 
 /** A token as a word, without its space; “…s” continues the word before it. @param {string} piece */

@@ -8,21 +8,21 @@ import { Figure, onArrow } from "./figure.js";
 const SIZE = 448; // of the large one, in pixels of its canvas
 const SMALL = 112;
 
-const SOFT = [0.42, 0.5]; // the darkest grey below the colours, and the range of greys
+const DIM = 0.55; // white below the colours; black stays black
 const QUERY = "#0077c8";
 
 /**
  * An image as a canvas. @param {import("./api.js").Tensor} pixels height, width, channels; 0 to 1
- * @param {boolean} [soft] in bright greys, so that colours over it are seen
+ * @param {boolean} [dim] in dark greys, so that colours over it are seen
  */
-export function pictureOf({ shape: [height, width, channels], values }, soft = false) {
+export function pictureOf({ shape: [height, width, channels], values }, dim = false) {
   const canvas = element("canvas", { width, height });
   const context = context2d(canvas);
   const image = context.createImageData(width, height);
   for (let at = 0; at < width * height; at++) {
     const colours = [0, 1, 2].map((colour) => values[channels * at + (channels === 1 ? 0 : colour)]);
-    const grey = SOFT[0] + SOFT[1] * (0.299 * colours[0] + 0.587 * colours[1] + 0.114 * colours[2]);
-    colours.forEach((value, colour) => (image.data[4 * at + colour] = Math.round(255 * (soft ? grey : value))));
+    const grey = DIM * (0.299 * colours[0] + 0.587 * colours[1] + 0.114 * colours[2]);
+    colours.forEach((value, colour) => (image.data[4 * at + colour] = Math.round(255 * (dim ? grey : value))));
     image.data[4 * at + 3] = 255;
   }
   context.putImageData(image, 0, 0);
@@ -42,6 +42,8 @@ function paintOver(canvas, size, image, values, side, opacity) {
   canvas.width = canvas.height = size;
   const context = context2d(canvas);
   context.imageSmoothingEnabled = false;
+  context.fillStyle = "#000"; // where the heat scale begins
+  context.fillRect(0, 0, size, size);
   context.drawImage(image, 0, 0, size, size);
   const most = Math.max(...values);
   const edge = (at) => Math.round((at * size) / side);
@@ -145,7 +147,7 @@ export class Overlay extends Figure {
 
   tell(at) {
     const { side, values, what } = this.over;
-    this.output.textContent = `row ${Math.floor(at / side) + 1}, column ${(at % side) + 1}: ${what} ${shown(values[at])}`;
+    this.output.textContent = `row ${Math.floor(at / side) + 1}, column ${(at % side) + 1}: ${what} ${what === "cosine" ? shown(values[at]) : percent(values[at])}`;
   }
 
   /** @returns {import("./exports.js").Drawing} */

@@ -94,10 +94,15 @@ export class Roll extends Figure {
     return pitch === null ? this.height - BASE + 10 : TOP + this.key * (this.high - pitch) + this.key / 2;
   }
 
-  /** The largest weights of the chosen event: [[event, weight], …]; −1 is before the piece. */
+  /** The largest weights of the chosen event; −1 is before the piece. @returns {[number, number][]} event and weight */
   strongestKeys() {
     const { weights, at, top } = this.roll;
-    return strongest(weights, 0, at + 2, top).map(([key, weight]) => [key - 1, weight]);
+    return strongest(weights, 0, at + 2, top).map(([key, weight]) => /** @type {[number, number]} */ ([key - 1, weight]));
+  }
+
+  /** The drawn arcs: the largest weights on other events. */
+  arcs() {
+    return this.strongestKeys().filter(([event]) => event !== this.roll.at);
   }
 
   draw() {
@@ -107,7 +112,7 @@ export class Roll extends Figure {
     if (x < this.frame.scrollLeft || x > this.frame.scrollLeft + seen - 20) this.frame.scrollLeft = Math.max(0, x - seen + 60);
     const called = (event) => (event < 0 ? "the beginning" : `${first + event} (${this.placed(event)})`);
     const readings = this.strongestKeys().slice(0, 4).map(([event, weight]) => `${called(event)} ${percent(weight)}`);
-    const arcs = this.strongestKeys().filter(([event]) => event !== at);
+    const arcs = this.arcs();
     this.share.textContent = `${arcs.length} arcs: ${percent(arcs.reduce((sum, [, weight]) => sum + weight, 0))} of the attention; width grows with √weight. Strong notes have more attention, on all their events together.`;
     this.output.textContent = `Event ${called(at)} at ${shown(events[at].time / 1000)} s attends to ${readings.join("; ")}`;
   }
@@ -148,7 +153,7 @@ export class Roll extends Figure {
     }
     const place = (event) => (event < 0 ? [LEFT, this.height - BASE + 10] : [this.x(events[event].time) + 3, this.y(events[event].pitch)]);
     const [x, y] = place(at);
-    const arcs = this.strongestKeys().filter(([one]) => one !== at);
+    const arcs = this.arcs();
     parts.push(`<path class="playhead" stroke="currentColor" stroke-opacity="0.5" stroke-dasharray="3 3" d="M${x} ${TOP}V${this.height - BASE}"/>`);
     for (const [event, weight] of arcs) {
       const [toX, toY] = place(event);

@@ -16,7 +16,7 @@ const CHOSEN = "#d55e00"; // the path to the chosen token
 const CUT = "#d1495b"; // between the candidates that continue and those that are dropped
 
 /**
- * Left edges and widths of columns that fill a width. Where they do not fit, wide columns are narrowed, as long as their tokens can be read; then the tree scrolls.
+ * Left edges and widths of columns that fill a width. Where they do not fit, wide columns are narrowed, as long as their tokens can be read; if that is not enough, the tree scrolls and no column is narrowed.
  * @param {number[]} natural widths @param {number} room
  */
 export function columnsFor(natural, room) {
@@ -24,7 +24,9 @@ export function columnsFor(natural, room) {
   const sum = (/** @type {number} */ most) => natural.reduce((all, width) => all + Math.min(width, most), 0);
   const inside = room - 2 * MARGIN;
   let most = WIDEST;
-  while (most > NARROWEST && sum(most) + GAP * gaps > inside) most--;
+  const fits = () => sum(most) + GAP * gaps <= inside;
+  while (most > NARROWEST && !fits()) most--;
+  if (!fits()) most = WIDEST; // it scrolls anyway: no token needs to be cut
   const spare = Math.max(0, inside - sum(most) - GAP * gaps);
   const more = Math.min(60, (0.7 * spare) / natural.length);
   const widths = natural.map((width) => Math.min(width, most) + more);
@@ -402,5 +404,5 @@ const scoreOf = ({ score }) => (score === null ? "" : score.toFixed(2).replace("
 
 function legend() {
   const mark = (state, words) => element("span", { class: `key ${state}` }, words);
-  return [mark("kept", "kept in the beam"), " ", mark("ended", "ended (with its rank)"), " ", mark("pruned", "dropped"), " ", mark("greedy", "path of greedy search"), " Numbers: score log P ⁄ lp so far. Red line: the cut. Green path: the best result. Orange: the chosen token."];
+  return [mark("kept", "kept in the beam"), " ", mark("ended", "ended (with its rank)"), " ", mark("pruned", "dropped"), " ", mark("open", "not finished when the search stops"), " ", mark("greedy", "path of greedy search"), " Numbers: score log P ⁄ lp so far. Red line: the cut. Green path: the best result. Orange: the chosen token."];
 }

@@ -4,12 +4,12 @@ import { post, tensor } from "../api.js";
 import { Bars } from "../bars.js";
 import { element, html, labelled, percent, render } from "../dom.js";
 import { fill, textArea } from "../form.js";
-import { attentionStory, bareWord, fillStory, wordsOf } from "../insights.js";
+import { attentionStory, bareWord, fillStory, mostHelped, wordsOf } from "../insights.js";
 import { definePage } from "../page.js";
 import { change, read } from "../state.js";
 
 const MASK = "[MASK]";
-const EXAMPLE = { text: "Must Sophie rest near the forest in autumn?", mask: "6" }; // the words after the mask decide
+const EXAMPLE = "Must Sophie rest near the forest in autumn?";
 const MOST_MASKS = 16; // the server refuses more
 
 let screen = null;
@@ -32,13 +32,13 @@ export const { draw, keys } = definePage({
 });
 
 async function show({ run, state }, signal) {
-  const text = state.text ?? EXAMPLE.text;
+  const text = state.text ?? EXAMPLE;
   fill(screen.text, text);
   const words = parts(text);
   const places = words.flatMap(([, isWord], at) => (isWord ? [at] : []));
   const written = places.filter((at) => /^(\[mask\]|<mask>)$/i.test(words[at][0]));
   // The example has a mask; a typed text has only those that are typed in it.
-  const numbers = state.mask ?? (state.text === undefined ? EXAMPLE.mask : "");
+  const numbers = state.mask ?? (state.text === undefined ? await telling(run, words, places, signal) : "");
   const chosen = numbers.split(" ").filter(Boolean).map((number) => places[Number(number)]);
   const masked = new Set([...written, ...chosen.filter((at) => at !== undefined)]);
   screen.best = new Map(); // the most probable word of each mask, by position
@@ -61,9 +61,23 @@ async function show({ run, state }, signal) {
   screen.note.textContent = weights ? `Below each word: attention of ${inOrder.length > 1 ? "the first mask" : "the mask"} to it, mean over all heads of all layers; the longest bar is ${percent(Math.max(...weights.values()))}.` : "";
   screen.insight.textContent = `${fillStory(prediction.masks, hidden, before)}${weights && inOrder.length === 1 ? attentionStory(weights, inOrder[0]) : ""}`;
   screen.sentence.textContent = prediction.text;
-  const results = prediction.masks.map((one, at) => result(one, hidden[at], { name: `fill-${at + 1}`, title: `Mask ${at + 1}${hidden[at] ? `, for “${hidden[at]}”` : ""}` }));
-  if (before) results.push(result(before, hidden[0], { name: "fill-before", title: "The same mask, with the words after it masked too" }));
+  const full = Math.max(...[...prediction.masks, ...(before ? [before] : [])].map(({ top }) => top[0].probability)); // one scale, so that figures compare
+  const results = prediction.masks.map((one, at) => result(one, hidden[at], { full, name: `fill-${at + 1}`, title: `Mask ${at + 1}${hidden[at] ? `, for “${hidden[at]}”` : ""}` }));
+  if (before) results.push(result(before, hidden[0], { full, name: "fill-before", title: "The same mask, with the words after it masked too" }));
   screen.results.replaceChildren(...results);
+}
+
+/** The word, by number, whose probability from both sides differs most from that of the words before it only. @returns {Promise<string>} */
+async function telling(run, words, places, signal) {
+  if (screen.telling?.run === run.name) return screen.telling.number;
+  const all = [];
+  for (const at of places) {
+    const before = await fromBefore(run, words, places, at, words[at][0], signal);
+    const text = words.map(([part], one) => (one === at ? MASK : part)).join("");
+    all.push([before && (await post("/api/fill", { run: run.name, text, hidden: [words[at][0]] }, signal)).masks[0], before]);
+  }
+  screen.telling = { run: run.name, number: String(mostHelped(all)) };
+  return screen.telling.number;
 }
 
 /** The prediction for a mask from the words before it only: those after it are masked too. Null without such words. */
@@ -124,7 +138,7 @@ function buttons(words, places, masked, written, weights = null) {
 function toggle(number, places, masked) {
   const numbers = new Set([...masked].map((at) => places.indexOf(at)));
   if (!numbers.delete(number)) numbers.add(number);
-  change({ mask: namesOf(numbers), text: read().text ?? EXAMPLE.text });
+  change({ mask: namesOf(numbers), text: read().text ?? EXAMPLE });
 }
 
 /** "none" is the state without masks. */
@@ -149,7 +163,7 @@ function walk(event) {
 }
 
 /** The most probable words for a mask, as bars. */
-function result(prediction, word, { name, title }) {
+function result(prediction, word, { name, title, full }) {
   const bars = new Bars({ name });
   const { hidden } = prediction;
   const row = (label, value, strong) => ({ label: bareWord(label), values: [value], strong });
@@ -157,6 +171,6 @@ function result(prediction, word, { name, title }) {
   // The hidden word has a row, even if it is not among the most probable ones.
   if (hidden && hidden.rank > rows.length) rows.push(row(hidden.piece, hidden.probability, true));
   const rank = hidden?.rank === null ? "is not a single token among the top 1,000" : `has rank ${hidden?.rank}`;
-  bars.show(rows, title, word && hidden ? `“${word}” ${rank}.` : "");
+  bars.show(rows, title, word && hidden ? `“${word}” ${rank}.` : "", full);
   return bars.root;
 }

@@ -4,7 +4,7 @@ import { post, tensor } from "../api.js";
 import { Chart } from "../chart.js";
 import { element, html, labelled, numbered, select, shown } from "../dom.js";
 import { base64, countInput, limited, numberInput } from "../fitting.js";
-import { musicStory, ownVoice } from "../insights.js";
+import { concentration, musicStory, ownVoice } from "../insights.js";
 import { definePage } from "../page.js";
 import { eventName, Roll } from "../roll.js";
 import { Player } from "../sound.js";
@@ -79,11 +79,11 @@ function controlsOf(state, isUpload, trace) {
   return made;
 }
 
-/** −1 is the mean of all heads; the default is the head that prefers most: a voice, or a distance. */
-function headOf(state, map, preference) {
+/** −1 is the mean of all heads; the default is the head of the most concentrated attention. */
+function headOf(state, map, concentrated) {
   if (state.head !== undefined) return state.head === "mean" ? -1 : limited(state.head, map.heads);
-  const preferences = Array.from({ length: map.heads }, (_, head) => preference(head));
-  return preferences.indexOf(Math.max(...preferences));
+  const all = Array.from({ length: map.heads }, (_, head) => concentrated(head));
+  return all.indexOf(Math.max(...all));
 }
 
 /** The first event to show: in the second half, the one with the greatest weight on an earlier time step. */
@@ -107,8 +107,7 @@ async function showTrace(signal) {
   const size = count + 1;
   const voices = VOICES[trace.encoding] ?? [];
   const rowOfHead = (head) => (event) => weights.values.subarray((head * size + event + 1) * size, (head * size + event + 2) * size);
-  const farthest = (head) => Math.max(0, ...far.values.subarray(head * size + 1, (head + 1) * size));
-  const head = (screen.head = headOf(state, map, (one) => (voices.length ? Math.abs(Math.log(voices.length * ownVoice(rowOfHead(one), count, voices.length) || 1)) : farthest(one))));
+  const head = (screen.head = headOf(state, map, (one) => concentration(rowOfHead(one), count)));
   screen.controls(...controlsOf(state, isUpload, trace));
   const of = (values, width, offset) => {
     const heads = Array.from({ length: map.heads }, (_, one) => values.subarray(one * width + offset, one * width + offset + size));
@@ -117,15 +116,17 @@ async function showTrace(signal) {
   };
   const rowOf = (event) => of(weights.values, size * size, (event + 1) * size);
   const called = head < 0 ? "mean of all heads" : `head ${head + 1}`;
+  const distances = of(far.values, size, 0);
+  const own = ownVoice(rowOf, count, voices.length);
+  const who = head < 0 ? `The mean of all heads of layer ${layer + 1}` : `Head ${head + 1} of layer ${layer + 1}`;
   screen.showEvent = (at) => {
     screen.at = at;
     const title = `Layer ${layer + 1}, ${called}: attention of event ${trace.begin + at + 1}, ${voices.length ? `${voices[at % voices.length]} ` : ""}${eventName(trace.events[at])}`;
     screen.roll.show({ name: `music-${layer + 1}-${head < 0 ? "mean" : head + 1}`, title, notes: trace.notes, events: trace.events, first: trace.begin + 1, weights: rowOf(at), at, top: TOP, voices });
+    screen.insight.textContent = musicStory(who, distances, voices, own, screen.roll.arcs());
   };
   screen.showEvent(state.event === undefined ? focused(trace.events, rowOf) : limited(state.event, count));
   const points = (values) => Array.from(values, (value, back) => [back, value]);
-  const distances = of(far.values, size, 0);
-  screen.insight.textContent = musicStory(head < 0 ? `The mean of all heads of layer ${layer + 1}` : `Head ${head + 1} of layer ${layer + 1}`, distances, voices.length, ownVoice(rowOf, count, voices.length));
   screen.distance.show([{ name: `layer ${layer + 1}, ${called}`, points: points(distances) }], {
     note: "Mean over all events with enough earlier events. 0 is the event itself.",
   });
