@@ -64,11 +64,13 @@ def test_approximations_and_baselines() -> None:
 
 
 def test_training_and_beam_search(tmp_path: Path) -> None:
-    one = trainer(write_recipe(tmp_path), tmp_path / "run")
+    started = trainer(write_recipe(tmp_path), tmp_path / "run")
     with RefuseFloat64():
-        one.step(0)
-        task: Any = one.task
-        Translator(one.model, task.tokenizer, task.run.decode).translate(["The dog sees the tree."])
+        started.step(0)
+        task: Any = started.task
+        Translator(started.model, task.tokenizer, task.run.decode).translate(
+            ["The dog sees the tree."]
+        )
 
 
 def test_choices_for_another_device() -> None:

@@ -50,7 +50,7 @@ def read_alignment(
                 for index, side in zip(link, words, strict=True)
             ):
                 raise DataError(
-                    f"{path}:{row + 1}: {'-'.join(link)} is no link i-j of source word i (of "
+                    f"{path}:{row + 1}: {'-'.join(link)} is not a link i-j of source word i (of "
                     f"{len(words[0])}) and target word j (of {len(words[1])}), from 0: fix it"
                 )
         pairs.append(Pair(source, target, *words, frozenset((int(i), int(j)) for i, j in links)))

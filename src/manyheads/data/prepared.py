@@ -92,7 +92,7 @@ def read_index(folder: str) -> Index | None:
         table["splits"] = {name: [Facts(**facts) for facts in shards] for name, shards in splits}
         return Index(Path(folder), **table)
     except (LookupError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} is no index of prepared data ({error}): {fix}") from None
+        raise DataError(f"{path} is not an index of prepared data ({error}): {fix}") from None
 
 
 class Shards:
