@@ -332,7 +332,7 @@ def test_another_preparation_in_the_same_folder_is_read_anew(tmp_path: Path) -> 
 def test_an_index_of_something_else_is_one_line(tmp_path: Path, table: dict[str, Any]) -> None:
     write_json(tmp_path / prepared.INDEX, {"prepared": shards.FORMAT, **table})
     settings = [f"data.folder={tmp_path}"]
-    assert "no index" in refusal(DataError, read_recipe, "language", settings)
+    assert "not an index" in refusal(DataError, read_recipe, "language", settings)
 
 
 def test_a_preparation_killed_while_it_wrote_its_tokenizer_continues(tmp_path: Path) -> None:
