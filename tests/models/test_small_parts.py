@@ -35,8 +35,8 @@ def test_qk_norm_is_the_formula_in_one_head() -> None:
     with torch.no_grad():
         attention.query_norm.weight.normal_()
     q = torch.randn(2, 2, 5, attention.config.head_dim, dtype=torch.float64)
-    wanted = q / (q.square().mean(-1, keepdim=True) + 1e-3).sqrt() * attention.query_norm.weight
-    torch.testing.assert_close(attention.query_norm(q), wanted)
+    expected = q / (q.square().mean(-1, keepdim=True) + 1e-3).sqrt() * attention.query_norm.weight
+    torch.testing.assert_close(attention.query_norm(q), expected)
 
 
 def test_cached_keys_are_normed_once() -> None:

@@ -52,7 +52,7 @@ const night = {
   wrong: between([[30, 34, 38], [84, 58, 38], [150, 88, 38], [222, 136, 62], [255, 206, 150]]),
 };
 
-const repeated = between([[255, 255, 255], [196, 199, 203]]); // of what is no news
+const repeated = between([[255, 255, 255], [196, 199, 203]]); // of tokens that repeat the input
 const heat = between([[0, 0, 0], [255, 140, 26]]); // over a picture: as opaque as the weight is large
 
 /** @typedef {"ink"|"signed"|"viridis"|"heat"|"wrong"|"repeated"} Scale */

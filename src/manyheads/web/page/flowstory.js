@@ -91,16 +91,16 @@ function partStory(what, row, { rows, columns, values }) {
 /** The two tokens with the most similar vectors. @param {string[]} rows @param {ArrayLike<number>} values */
 function likestStory(rows, values) {
   const [lengths, width] = [lengthsOf(values, rows.length), values.length / rows.length];
-  let best = { cosine: -2, one: 0, other: 1 };
-  for (let one = 0; one < rows.length; one++) {
-    for (let other = one + 1; other < rows.length; other++) {
+  let best = { cosine: -2, first: 0, second: 1 };
+  for (let first = 0; first < rows.length; first++) {
+    for (let second = first + 1; second < rows.length; second++) {
       let dot = 0;
-      for (let at = 0; at < width; at++) dot += values[one * width + at] * values[other * width + at];
-      const cosine = dot / (lengths[one] * lengths[other] || 1);
-      if (cosine > best.cosine) best = { cosine, one, other };
+      for (let at = 0; at < width; at++) dot += values[first * width + at] * values[second * width + at];
+      const cosine = dot / (lengths[first] * lengths[second] || 1);
+      if (cosine > best.cosine) best = { cosine, first, second };
     }
   }
-  return `${said(rows[best.one])} and ${said(rows[best.other])} have the most similar vectors: their cosine is ${shown(best.cosine, 1)}.`;
+  return `${said(rows[best.first])} and ${said(rows[best.second])} have the most similar vectors: their cosine is ${shown(best.cosine, 1)}.`;
 }
 
 const CHANGES = { self: "Self-attention", cross: "Cross-attention", feedforward: "The feed-forward part" };

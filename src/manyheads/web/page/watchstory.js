@@ -195,8 +195,8 @@ function bestHead(story, moment) {
 }
 
 function regularCaption(story, moment) {
-  const found = regularHead(story, moment);
-  return [found ? `${headName(moment, found.head)} ${found.text}: ${percent(found.share)} of ${found.of}.` : "No head of this layer has a simple pattern yet."];
+  const regular = regularHead(story, moment);
+  return [regular ? `${headName(moment, regular.head)} ${regular.text}: ${percent(regular.share)} of ${regular.of}.` : "No head of this layer has a simple pattern yet."];
 }
 
 const perplexityCaption = (perplexity) => `Perplexity ${shown(perplexity)}: as unsure as a choice among ${Math.max(1, Math.round(perplexity))} equally likely tokens.`;
