@@ -26,7 +26,7 @@ test-libraries: $(DEVELOP)
 	.venv-libraries/bin/python -m pytest tests/exchange/test_transformer_lens.py tests/train/test_loggers.py
 
 test-gpu: $(DEVELOP)
-	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m pytest -n 4 --durations=10 -m gpu $$(grep -rl 'mark\.gpu' tests --include='*.py')
 
 lint: $(DEVELOP)
 	$(BIN)/ruff format --check .
