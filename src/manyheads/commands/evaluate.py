@@ -27,7 +27,7 @@ _METRIC = "Metric of translations: bleu, chrf, chrf++, ter (repeatable) [default
 _CONFIDENCE = "Bootstrap 95 % intervals of the metrics"
 _AGAINST = "Baseline of a paired bootstrap test (p of each difference)"
 _STRIDE = "Language models: tokens that the window moves [default: its length; music: ½]"
-_TOKENIZE = f"Tokenizer of BLEU: {', '.join(TOKENIZERS)}; auto: by target language"
+_TOKENIZE = f"Tokenizer of BLEU: {', '.join(TOKENIZERS)}; auto: by target language, or script"
 
 
 def evaluate(
