@@ -115,11 +115,11 @@ class LoadedRun(LoadedModel):
         top_k: int = 0,
         top_p: float = 1.0,
         min_p: float = 0.0,
-        seed: int = 0,
+        seed: int = 1,
     ) -> list[str]:
         """The text after each prompt: the likeliest tokens, or sampled at a temperature above 0.
 
-        The command `generate` samples by default, with temperature=0.8 and seed=1.
+        The command `generate` samples by default, with temperature=0.8.
         """
         loaded = self
         if temperature > 0:  # no engine to start for sampling
