@@ -153,7 +153,7 @@ class FilesData(SplitData[tuple[Path, Path]]):
         aligned = None
         if self.alignment and files == self._find("train"):
             path = check_folder(self.folder) / self.alignment
-            aligned = read_alignment(path, numbers, sources, targets)
+            aligned = read_alignment(path, len(table), numbers, sources, targets)
         return Corpus(sources, targets, aligned, tuple(notes), name, numbers)
 
     def stream(self, files: tuple[Path, Path]) -> Iterator[tuple[int, list[str] | None]]:
