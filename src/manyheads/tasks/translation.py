@@ -188,7 +188,7 @@ class TranslationTask(BaseTask[Batch]):
 
     def validate(self, model: Any) -> dict[str, float]:
         scores = loss_scores(*corpus_nll(model, self.valid, self.train.batch_tokens))
-        rows = self.valid.kept[: self.run.decode.bleu_sentences]
+        rows = self.valid.rows[: self.run.decode.bleu_sentences]
         if rows:
             decode = replace(self.run.decode, beam=1)
             scores |= self.text_scores(Translator(model, self.tokenizer, decode, self.graphs), rows)
