@@ -52,6 +52,8 @@ def prepare_data(run: Run, out: Path, workers: int, report: Callable[[str], None
         return
     make_folder(out)
     run, tokenizer = _begin(run, source, request, out, report)
+    del request["files"]  # with their times; a copy of the data has others
+    request["checksum"] = _check_sums(source)  # before the shards: a later change is noticed
     frame, ends = SpecialTokens(tokenizer, run.decode).frame, run.task == "language"
     total, done = source.counts.characters, 0
     splits: dict[str, list[dict[str, Any]]] = {name: [] for name in source.splits()}
@@ -64,8 +66,6 @@ def prepare_data(run: Run, out: Path, workers: int, report: Callable[[str], None
                 done += facts.characters
                 bar.update(min(done, total), split)
     names = source.write_texts(out)
-    del request["files"]  # with their times; a copy of the data has others
-    request["checksum"] = _check_sums(source)
     table = {
         "prepared": FORMAT,
         "task": run.task,
