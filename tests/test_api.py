@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import manyheads
+from manyheads.decode.sample import Sample
 from manyheads.errors import UserError
 from manyheads.loading import LoadedRun
 from manyheads.models.bert import BertConfig
@@ -114,6 +115,9 @@ def test_texts_in_results_out(runs: dict[str, LoadedRun]) -> None:
     assert greedy == [writer.generate([text], 5)[0] for text in TEXTS]
     sampled = writer.generate(TEXTS, 5, temperature=1.0, seed=3)
     assert sampled == writer.generate(TEXTS, 5, temperature=1.0, seed=3) != greedy
+    assert writer.generate(TEXTS, 5, temperature=1.0) == writer.generate(
+        TEXTS, 5, temperature=1.0, seed=Sample().seed
+    )
     vectors = classifier.embed(TEXTS)
     assert (vectors.shape, vectors.dtype) == ((2, 16), np.float32)
     for [answer] in classifier.classify(TEXTS):

@@ -279,9 +279,13 @@ def test_a_users_own_tables(tmp_path: Path) -> None:
     code, _, said = call(*words, "-o", tmp_path / "run")
     assert code == 0, said
     assert "41 of 41 pairs of 'valid' also occur in training" in said
-    assert "--bleu-tokenize" not in said
     unnamed = (*words, "data.target_column=text", "-o", tmp_path / "unnamed")
-    assert "--bleu-tokenize" in call(*unnamed)[2]  # no language is named: BLEU has 13a
+    assert call(*unnamed)[0] == 0
+    evaluated = ("evaluate", tmp_path / "unnamed", "--split", "valid", "--json")
+    assert "tok:char" in json.loads(result(*evaluated))["signature"]["bleu"]
+    code, printed, said = call(*evaluated, "--bleu-tokenize", "13a")
+    assert (code, json.loads(printed)["bleu"]) == (0, 0)
+    assert "--bleu-tokenize" in said
     source, reference = tmp_path / "in.gz", tmp_path / "out.txt"
     source.write_bytes(gzip.compress(b"a1 b1\na2 b2\n"))
     reference.write_text("犬1猫1\n犬2猫2\n")
@@ -316,12 +320,13 @@ def test_evaluate_on_files_against_another_run(run: Path, tmp_path: Path) -> Non
     before = (run / "scores.json").exists()
     files = ("--source", tmp_path / "in", "--reference", tmp_path / "r2")
     more = ("--reference", tmp_path / "r1", "--against", run, "--metric", "bleu", "--json")
-    code, printed, said = call("evaluate", run, *files, *more, "--confidence", "--device", "cpu")
+    code, printed, _ = call("evaluate", run, *files, *more, "--confidence", "--device", "cpu")
     scores = json.loads(printed)
     assert (code, scores["examples"], "chrf" in scores) == (0, 2, False)
     assert {"bleu", "bleu_mean", "bleu_ci"} <= scores.keys()
     assert scores["paired"]["bleu"]["against"] == scores["bleu"]
-    assert "13a" in said  # the first reference is Japanese, and the run's language is German
+    # The first reference is Japanese, and the run's language is German.
+    assert "tok:char" in scores["signature"]["bleu"]
     assert (run / "scores.json").exists() == before
     assert call("evaluate", run, *files[:2])[0] == 2
     assert call("evaluate", run, "--metric", "blue")[0] == 2

@@ -90,6 +90,24 @@ def test_pairs_choose_the_model() -> None:
     assert dims == [128, 128, 256, 512]
 
 
+def test_few_pairs_are_not_read_thousands_of_times() -> None:
+    """Half a step for each pair, within limits, with a warm-up and early stopping to match."""
+    run = read_recipe("translation")
+    for pairs, steps in ((1, 1000), (200, 1000), (4000, 2000), (8000, 4000)):
+        chosen = {name: f"{name}={value}" for name, value in translation(run, pairs).items()}
+        train = read_recipe("translation", [*chosen.values()]).train
+        assert train.steps == steps
+        assert train.warmup_steps == steps // 4
+        assert train.patience is not None
+        assert 1 < train.patience * train.validate_every < steps / 2
+    chosen = translation(read_recipe("translation", ["train.steps=400"]), 200)
+    assert chosen["train.warmup_steps"] == 100  # a quarter of the steps of the user
+    steps = [
+        translation(run, pairs)["train.steps"] for pairs in (1, 3000, 8000, 8001, 10**6, 10**7)
+    ]
+    assert steps == sorted(steps)
+
+
 @pytest.mark.parametrize(
     ("settings", "left_out"),
     [

@@ -164,6 +164,12 @@ def assign(config: T, assignments: Sequence[str]) -> T:
     return changed
 
 
+def is_setting(word: str) -> bool:
+    """True for `name=value`; the name has no slash, so `./name=value` is a path."""
+    name, equals, _ = word.partition("=")
+    return bool(equals) and "/" not in name
+
+
 def as_table(assignments: Sequence[str]) -> dict[str, Any]:
     """`a.b=c` overrides as nested tables. `kind` is the word for a part as a whole."""
     table: dict[str, Any] = {}

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from manyheads.baselines.rnn import LanguageModel
-from manyheads.config import dump, parse
+from manyheads.config import dump, override_all, parse
 from manyheads.decode.beam import Decode, SpecialTokens
 from manyheads.decode.ensemble import ensemble as ensemble_of
 from manyheads.decode.generate import BaseGenerator, Generator, as_text, ignore
@@ -36,7 +36,7 @@ from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.vit import Vit
 from manyheads.nn.block import Model, SkipInit
 from manyheads.optimize import optimize
-from manyheads.presets import ModelConfig
+from manyheads.presets import PRESETS, ModelConfig, preset
 from manyheads.run import (
     SETTINGS,
     TOKENIZER,
@@ -115,11 +115,11 @@ class LoadedRun(LoadedModel):
         top_k: int = 0,
         top_p: float = 1.0,
         min_p: float = 0.0,
-        seed: int = 0,
+        seed: int = 1,
     ) -> list[str]:
         """The text after each prompt: the likeliest tokens, or sampled at a temperature above 0.
 
-        The command `generate` samples by default, with temperature=0.8 and seed=1.
+        The command `generate` samples by default, with temperature=0.8.
         """
         loaded = self
         if temperature > 0:  # no engine to start for sampling
@@ -281,6 +281,22 @@ def load_run(
     if has_config and not exported:
         import_model(folder)  # reports what its settings lack
     return load_torch_run(folder, device)
+
+
+def read_model(name: str, overrides: Sequence[str] = ()) -> ModelConfig:
+    """The settings of a preset's model, or of that in a run folder or Hugging Face folder."""
+    folder = Path(name)
+    config: Any
+    if (folder / SETTINGS).is_file():
+        config = read_run(folder).model
+    elif (folder / CONFIG).is_file():
+        config = import_model(folder).model.config
+    elif name in PRESETS or not folder.is_dir():
+        config = preset(name)
+    else:
+        config = read_run(folder).model  # reports what is missing
+    settings = [setting.removeprefix("model.") for setting in overrides]
+    return cast(ModelConfig, override_all(config, settings))
 
 
 def _load_huggingface(

@@ -43,14 +43,17 @@ def prepare_data(run: Run, out: Path, workers: int, report: Callable[[str], None
     source: Any = SOURCES[type(run.data)](run.data)
     request = _request(run, source)
     if index := read_index(str(out)):
+        request["checksum"] = _check_sums(source)
         _refuse_other(index.request, {name: request[name] for name in index.request}, out)
         for path in (path for split in index.splits for path in Shards(index, split).paths):
             verify(path)
         (out / PROGRESS).unlink(missing_ok=True)  # left by a kill
-        report(f"{out} is complete, and every shard matches its checksum")
+        report(f"{out} is complete; every shard and every file of the data match their checksums")
         return
     make_folder(out)
     run, tokenizer = _begin(run, source, request, out, report)
+    del request["files"]  # with their times; a copy of the data has others
+    request["checksum"] = _check_sums(source)  # before the shards: a later change is noticed
     frame, ends = SpecialTokens(tokenizer, run.decode).frame, run.task == "language"
     total, done = source.counts.characters, 0
     splits: dict[str, list[dict[str, Any]]] = {name: [] for name in source.splits()}
@@ -63,7 +66,6 @@ def prepare_data(run: Run, out: Path, workers: int, report: Callable[[str], None
                 done += facts.characters
                 bar.update(min(done, total), split)
     names = source.write_texts(out)
-    del request["files"]  # with their times; a copy of the data has others
     table = {
         "prepared": FORMAT,
         "task": run.task,
@@ -92,6 +94,10 @@ def _request(run: Run, source: Any) -> dict[str, Any]:
         settings[name] = {} if tokens is None else dump(tokens)
     about = {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in source.files()}
     return {**settings, "by_data": list(run.by_data), "files": about}
+
+
+def _check_sums(source: Any) -> dict[str, str]:
+    return {str(path): check_sum_of(path) for path in source.files()}
 
 
 def _begin(

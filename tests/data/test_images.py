@@ -2,6 +2,7 @@
 
 import gzip
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,19 @@ def test_images_are_resized_and_converted(tmp_path: Path) -> None:
     assert (converted[-1, 0] == noise(6, 6)).all()
     exact = np.tensordot(np.array([0.299, 0.587, 0.114]), colour[0].astype(float), 1)
     assert np.abs(converted[0, 0] - exact).max() <= 0.51
+
+
+def test_only_one_image_at_a_time_is_in_memory_in_full_size(tmp_path: Path) -> None:
+    side, count = 128, 20
+    for number in range(count):
+        save(tmp_path / "train" / "ab"[number % 2] / f"{number}.png", noise(side, side, 3))
+    data = in_folder(tmp_path, size=4)
+    data.read("train")  # imports Pillow
+    tracemalloc.start()
+    data.read("train")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < count * side**2 * 3 / 2
 
 
 def test_transparency_and_orientation_are_applied(tmp_path: Path) -> None:

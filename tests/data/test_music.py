@@ -89,6 +89,7 @@ def test_folders_and_archives_are_splits(packed: bool, tmp_path: Path) -> None:
     for number, split in enumerate(("train", "valid", "test"), start=1):
         folder = write_performances(tmp_path / split / "deep", number).parent
         (folder / "notes.txt").write_text("not music")
+        (folder / "._song.mid").write_bytes(b"of macOS")
         if packed:
             with tarfile.open(tmp_path / f"{split}.tar.gz", "w:gz") as archive:
                 archive.add(folder, "inside")

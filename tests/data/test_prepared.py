@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from tests.data.helpers import refusal, write
+from tests.test_cli import result
 
 from manyheads import prepare
 from manyheads.data import language, prepared, shards
@@ -211,6 +212,36 @@ def test_another_corpus_or_setting_is_refused(tmp_path: Path) -> None:
     full = tmp_path / "corpus"
     run = read_recipe("language", settings)
     assert "something else" in refusal(UserError, prepare_data, run, full, 1, quietly)
+
+
+def test_a_changed_text_is_refused(tmp_path: Path) -> None:
+    """Also if its size and time are the same; a copy with another time is the same text."""
+    settings, data = text_corpus(tmp_path / "corpus", "text"), tmp_path / "data"
+    run = read_recipe("language", settings)
+    prepare_data(run, data, 1, quietly)
+    path = tmp_path / "corpus/b.txt"
+    text, times = path.read_bytes(), path.stat()
+    os.utime(path, (1, 1))
+    prepare_data(run, data, 1, quietly)
+    path.write_bytes(text.swapcase())
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert "b.txt" in refusal(UserError, prepare_data, run, data, 1, quietly)
+    path.write_bytes(text)
+    write(tmp_path / "corpus/c.txt", "red\n")
+    assert "c.txt" in refusal(UserError, prepare_data, run, data, 1, quietly)
+
+
+def test_a_run_is_evaluated_on_prepared_data_with_their_columns(tmp_path: Path) -> None:
+    settings, data = pairs_corpus(tmp_path / "corpus", "files"), tmp_path / "data"
+    prepare_data(read_recipe("translation", settings), data, 1, quietly)
+    trained = [*settings, *TRAINED, "train.too_long=skip"]
+    make_trainer(read_recipe("translation", trained), tmp_path / "run", CPU).run()
+    evaluated = ("evaluate", tmp_path / "run", "--split", "valid", "--json", "decode.beam=1")
+    texts, tokens = (
+        json.loads(result(*evaluated, f"data.folder={folder}"))
+        for folder in (tmp_path / "corpus", data)
+    )
+    assert tokens["loss"] == texts["loss"]
 
 
 HARMS = ["truncate", "replace", "deep", "flip", "missing", "rows", "words", "starts", "tokenizer"]

@@ -44,13 +44,13 @@ def test_the_layout_of_a_batch(letters: Tokenizer) -> None:
 def test_pairs_that_are_too_long(letters: Tokenizer) -> None:
     """Refused by their number in the files, skipped, or truncated before their end token."""
     corpus = Corpus(SOURCES, TARGETS, name="a.txt, b.txt", rows=[4, 9, 11])
-    assert EncodedPairs(corpus, letters, LONGEST).kept == [0, 1, 2]
+    assert EncodedPairs(corpus, letters, LONGEST).rows == [0, 1, 2]
     message = refusal(DataError, EncodedPairs, corpus, letters, LONGEST - 1)
     assert message.startswith(f"a.txt, b.txt: line 10 has {LONGEST} tokens")
     assert f"model.max_length={LONGEST - 1}" in message
     assert "train.too_long=skip" in message
     skipped = EncodedPairs(corpus, letters, LONGEST - 1, "skip")
-    assert (skipped.kept, skipped.numbers) == ([0, 2], [5, 12])
+    assert (skipped.rows, skipped.numbers) == ([0, 2], [5, 12])
     assert skipped.batch(np.array([1])).labels.tolist() == [[*letters.encode("nein"), letters.end]]
     assert len(skipped.notes) == 1
     cut = EncodedPairs(corpus, letters, 4, "truncate")

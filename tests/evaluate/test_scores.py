@@ -161,6 +161,8 @@ def test_asian_languages_score_as_the_sacrebleu_command_does(
 def test_tokenizers_follow_codes_of_languages(monkeypatch: pytest.MonkeyPatch) -> None:
     codes = {"de": "13a", "": "13a", "cmn": "zh", "jpn": "ja-mecab", "th": "char"}
     assert {code: bleu_tokenizer(code) for code in codes} == codes
+    spaceless = {"": "char", "lzh": "char", "zh": "zh"}  # a language that is not in the table
+    assert {code: bleu_tokenizer(code, ["犬は庭で寝ている。"]) for code in spaceless} == spaceless
     for name in ("MeCab", "mecab_ko"):
         monkeypatch.setitem(sys.modules, name, None)
     for name in ("ja_mecab", "ko_mecab"):

@@ -127,3 +127,25 @@ def test_a_run_with_lora_leaves_as_an_adapter(tmp_path: Path) -> None:
     assert sum(tensor.numel() for tensor in stored.values()) < base.num_parameters() / 2
     result("import", start, "--out", tmp_path / "imported")
     mistake("export", tmp_path / "imported", "--to", "peft", "--out", tmp_path / "none")
+
+
+def test_the_base_of_an_adapter_is_a_folder_that_peft_opens(tmp_path: Path) -> None:
+    """A run folder has to be exported first: the error has the command, which then suffices."""
+    hf, _ = saved(tmp_path / "base", "bert", "BertModel")
+    data = write_texts(tmp_path / "texts") / "tables"
+    start, run, out = (tmp_path / name for name in ("start", "run", "adapter"))
+    result("import", hf, "--out", start)
+    result(
+        *("train", "classify", f"data.folder={data}", f"init={start}", "finetune.lora.rank=2"),
+        *("train.epochs=none", "train.steps=1", "train.validate_every=1", "--out", run),
+    )
+    export = ("export", run, "--to", "peft", "--out", out)
+    message = mistake(*export)
+    assert not out.exists()
+    result(*message.partition("manyheads ")[2].split())
+    result(*export)
+    base = Path(json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"])
+    kind = transformers.BertForSequenceClassification
+    classifier = kind.from_pretrained(base, num_labels=2)
+    opened = peft.PeftModel.from_pretrained(classifier, out).eval()
+    assert_equal_logits("bert", opened, load_run(run).model)

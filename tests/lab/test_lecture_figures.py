@@ -2,10 +2,13 @@
 
 import csv
 import math
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from tests.golden.record import LANGUAGE_FOLDER
+from tests.test_cli import mistake, result
 from tests.view.test_figures import png
 from tests.web.small_pages import make_runs
 
@@ -129,6 +132,20 @@ def test_roles_of_heads_are_shares_of_weight(folder: Path, run: str) -> None:
 
 
 # --- scaling laws ---
+
+
+def test_a_folder_may_be_named_like_a_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(LANGUAGE_FOLDER, "x=1")
+    numbers = set()
+    for words in (["./x=1", "head-roles"], ["x=1", "head-roles"], ["head-roles", "./x=1"]):
+        result("figure", *words, "sentences=2", "--out", "roles.svg")
+        numbers.add(Path("roles.csv").read_text("utf-8"))
+    assert len(numbers) == 1
+    assert "./x=1" in mistake("translate", "./x=1", "x=1")  # what to write for a file x=1
+    assert "not a file" in mistake("translate", "./x=1", "./x=1")
 
 
 def test_the_best_size_of_a_budget_lies_on_the_law(tmp_path: Path) -> None:

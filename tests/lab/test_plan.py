@@ -2,9 +2,11 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.test_cli import result
 
 from manyheads.lab.plan import Plan, Setup, compare_devices, plan_training
 from manyheads.lab.training_cost import DEVICES
@@ -12,6 +14,8 @@ from manyheads.models.gpt import GptConfig
 from manyheads.nn.layers import Gated, Norm
 from manyheads.nn.positions import Rotary
 from manyheads.presets import preset
+from manyheads.recipes import read_recipe
+from manyheads.run import write_settings
 
 GIB = 2**30
 
@@ -104,6 +108,17 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not() -> None:
             plan = plan_training(preset("gpt3-13b"), replace(setup, micro_batch=size))
             assert plan.fits == fits
     assert plan.capacity < DEVICES["h100"].memory
+
+
+def test_a_run_folder_is_planned_as_its_recipe(tmp_path: Path) -> None:
+    settings = ["model.dim=32", "model.vocab_size=1000"]
+    write_settings(read_recipe("phrasebook", settings), tmp_path)
+    options = ["model.dropout=0", "--devices", "2", "--json"]
+    of_run, of_recipe = (
+        json.loads(result("plan", *words, *options))
+        for words in ([tmp_path], ["phrasebook", *settings])
+    )
+    assert of_run == of_recipe | {"name": str(tmp_path)}
 
 
 def test_shards_divide_weights_gradients_and_moments() -> None:

@@ -82,7 +82,7 @@ def test_links_of_a_batch_are_where_its_tokens_are(letters: Tokenizer) -> None:
 def test_a_pharaoh_file_gives_links_of_its_lines(tmp_path: Path) -> None:
     path = tmp_path / "links"
     path.write_text("9-9\n1-0 0-1\n\n", encoding="utf-8")
-    first, second = read_alignment(path, [1, 2], ["ab c", "c"], ["x yz", "x"])
+    first, second = read_alignment(path, 3, [1, 2], ["ab c", "c"], ["x yz", "x"])
     assert first == pair([(1, 0), (0, 1)])
     assert second.alignment == frozenset()
 
@@ -92,10 +92,11 @@ def test_a_wrong_link_is_named_with_its_line(link: str, tmp_path: Path) -> None:
     path = tmp_path / "links"
     path.write_text(f"0-0\n0-0 {link}\n", encoding="utf-8")
     texts = ["ab c"] * 3, ["x yz"] * 3
-    message = refusal(DataError, read_alignment, path, [0, 1], *(side[:2] for side in texts))
+    message = refusal(DataError, read_alignment, path, 2, [0, 1], *(side[:2] for side in texts))
     assert message.startswith(f"{path}:2: {link} ")
-    path.write_text("0-0\n0-0\n", encoding="utf-8")
-    assert "2 lines" in refusal(DataError, read_alignment, path, [0, 1, 2], *texts)
+    for lines in (2, 4):  # the links of another corpus
+        path.write_text("0-0\n" * lines, encoding="utf-8")
+        assert f"{lines} lines" in refusal(DataError, read_alignment, path, 3, [0, 1, 2], *texts)
 
 
 def test_the_loss_is_the_formula(recipe: Path, tmp_path: Path) -> None:

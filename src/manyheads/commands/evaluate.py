@@ -27,7 +27,7 @@ _METRIC = "Metric of translations: bleu, chrf, chrf++, ter (repeatable) [default
 _CONFIDENCE = "Bootstrap 95 % intervals of the metrics"
 _AGAINST = "Baseline of a paired bootstrap test (p of each difference)"
 _STRIDE = "Language models: tokens that the window moves [default: its length; music: ½]"
-_TOKENIZE = f"Tokenizer of BLEU: {', '.join(TOKENIZERS)}; auto: by target language"
+_TOKENIZE = f"Tokenizer of BLEU: {', '.join(TOKENIZERS)}; auto: by target language, or script"
 
 
 def evaluate(
@@ -166,7 +166,8 @@ def _test_files(run: "Run", source: Path | None, references: list[Path], split: 
 
 def _with_overrides(run: "Run", overrides: Sequence[str]) -> "Run":
     """The run on other data or with another search."""
-    from manyheads.config import override_all
+    from manyheads.config import change, override_all
+    from manyheads.data.corpus import read_index
     from manyheads.data.files import is_here
     from manyheads.data.language import TextData
 
@@ -184,6 +185,8 @@ def _with_overrides(run: "Run", overrides: Sequence[str]) -> "Run":
     is_inside = not test.is_absolute() and is_here(folder / test)
     if folder and test.name and not is_inside and "data.folder" not in names:
         run = override_all(run, ["data.folder="])  # a test set elsewhere, without the training data
+    if index := read_index(values.get("data.folder", "")):
+        run = change(dataclasses.replace(run, data=None), {"data": index.data})
     return override_all(run, overrides)
 
 

@@ -94,7 +94,7 @@ def export(
             if not lora:
                 raise UserError(f"{run} was trained without finetune.lora: --to huggingface")
             base = settings.model.build()
-            start = Path(settings.init)
+            start = _base_of_adapter(Path(settings.init))
             load_pretrained(base, load_run(start))
             write_peft(model, base, loaded.own_tokenizer, settings.decode, lora, start, beside)
         elif isinstance(model, Seq2Seq | Gpt):
@@ -143,6 +143,23 @@ def _check_format(to: str) -> None:
 
     if to not in FORMATS:
         raise UserError(f"{to} is not a format of export: {nearest(to, FORMATS)}")
+
+
+def _base_of_adapter(start: Path) -> Path:
+    """The folder that PEFT opens as the base model: `start`, or the export of that run next to it.
+
+    The adapter is the difference from the weights in this folder.
+    """
+    from manyheads.exchange.huggingface import CONFIG
+
+    exported = Path(f"{start}-hf")
+    for folder in (start, exported):
+        if (folder / CONFIG).is_file():
+            return folder
+    raise UserError(
+        f"PEFT cannot open {start}, the base model of the adapter: first run {command_name()} "
+        f"export {start} --to huggingface --out {exported}"
+    )
 
 
 def _changes(decode: "Decode", program: str, fixed: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from manyheads.commands import options
 from manyheads.commands.options import argument, option
@@ -52,23 +52,11 @@ def info(
     """
     from rich.console import Console
 
-    from manyheads.config import override_all
-    from manyheads.exchange.huggingface import CONFIG, import_model
     from manyheads.lab.training_cost import training_cost
-    from manyheads.presets import preset, presets
-    from manyheads.run import SETTINGS, read_run
+    from manyheads.loading import read_model
     from manyheads.summary import summarize, table
 
-    config: Any
-    folder = Path(name)
-    if (folder / CONFIG).is_file() and not (folder / SETTINGS).is_file():
-        config = import_model(folder).model.config
-    else:
-        is_run = (folder / SETTINGS).is_file()
-        known = not is_run and (name in presets() or not folder.is_dir())
-        config = preset(name) if known else read_run(folder).model
-    settings = [setting.removeprefix("model.") for setting in overrides or []]
-    config = override_all(config, settings)
+    config = read_model(name, overrides or [])
     summary = summarize(config, length)
     cost = None
     if steps is not None or batch_tokens is not None:

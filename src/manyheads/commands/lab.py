@@ -183,7 +183,7 @@ def cost(
 
 
 def plan(
-    name: Annotated[str, argument("MODEL", "A preset or a recipe")],
+    name: Annotated[str, argument("MODEL", "A preset, a recipe, a run or a Hugging Face folder")],
     overrides: options.Overrides = None,
     devices: Annotated[int, option("Number of devices", panel=_DEVICES)] = 1,
     device_kind: Annotated[

@@ -105,11 +105,16 @@ def is_interactive(file: Path | None) -> bool:
 
 def split_words(words: Sequence[str] | None, allowed: str) -> tuple[Path | None, list[str]]:
     """`[FILE] [KEY=VALUE]...` in its two parts; only settings that begin with `allowed`."""
-    settings = [word for word in words or [] if "=" in word and not Path(word).is_file()]
+    from manyheads.config import is_setting
+
+    settings = [word for word in words or [] if is_setting(word) and not Path(word).is_file()]
     files = [Path(word) for word in words or [] if word not in settings]
     for setting in settings:
         if not setting.startswith(allowed):
-            raise UserError(f"'{setting}' cannot change after training: only {allowed}* can")
+            raise UserError(
+                f"'{setting}' cannot change after training: only {allowed}* can (as a path: "
+                f"./{setting})"
+            )
     for file in files[:1]:
         if not file.is_file():
             raise UserError(

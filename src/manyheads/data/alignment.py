@@ -24,24 +24,29 @@ def word_spans(text: str) -> list[tuple[int, int]]:
 
 def words_of_tokens(tokens: Spans, words: Spans) -> Float[Tensor, "words tokens"]:
     """1 where a token belongs to a word: the one that it overlaps most; spaces belong to none."""
-    belongs = torch.zeros(len(words), len(tokens))
-    for column, (start, end) in enumerate(tokens):
-        overlaps = [min(end, word_end) - max(start, word_start) for word_start, word_end in words]
-        word = int(np.argmax(overlaps))
-        if overlaps[word] > 0:
-            belongs[word, column] = 1.0
-    return belongs
+    (starts, ends), (word_starts, word_ends) = (
+        np.array(spans).reshape(-1, 2).T for spans in (tokens, words)
+    )
+    overlaps = np.minimum(ends, word_ends[:, None]) - np.maximum(starts, word_starts[:, None])
+    is_largest = overlaps.argmax(0) == np.arange(len(words))[:, None]
+    return torch.from_numpy((is_largest & (overlaps > 0)).astype(np.float32))
 
 
 def read_alignment(
-    path: Path, rows: Sequence[int], sources: Sequence[str], targets: Sequence[str]
+    path: Path, count: int, rows: Sequence[int], sources: Sequence[str], targets: Sequence[str]
 ) -> list[Pair]:
-    """Pairs with the links of a Pharaoh file: a line `i-j ...` for each row, words from 0."""
+    """Pairs with the links of a Pharaoh file: a line `i-j ...` for each row, words from 0.
+
+    `count` is the number of all rows, also of those that are left out.
+    """
     lines = read_lines(path)
+    if len(lines) != count:
+        raise DataError(
+            f"{path} has {len(lines)} lines for {count} pairs: write one line for each pair, empty "
+            "if it has no links"
+        )
     pairs = []
     for row, source, target in zip(rows, sources, targets, strict=True):
-        if row >= len(lines):
-            raise DataError(f"{path} has {len(lines)} lines, fewer than the pairs: add the others")
         words = tuple(word_spans(source)), tuple(word_spans(target))
         links = [link.split("-") for link in lines[row].split()]
         for link in links:

@@ -146,29 +146,29 @@ def geometry(amount: Amounts, height: int, width: int) -> Float[Tensor, "5 b 3 3
     return matrices
 
 
-# Operations of colour: m is an amount per image, from −1 to 1.
+# Operations of colour: m is an amount per image, from −1 to 1, and b is BLEND.
 
 
 def brightness(x: Images, m: Tensor) -> Images:
-    """y = (1 + m) x."""
+    """y = (1 + b m) x."""
     return x * (1 + BLEND * m)
 
 
 def contrast(x: Images, m: Tensor) -> Images:
-    """y = x̄ + (1 + m)(x − x̄), x̄ the mean of the image."""
+    """y = x̄ + (1 + b m)(x − x̄), x̄ the mean of the image."""
     mean = x.mean((1, 2, 3), keepdim=True)
     return mean + (1 + BLEND * m) * (x - mean)
 
 
 def sharpness(x: Images, m: Tensor) -> Images:
-    """y = x̃ + (1 + m)(x − x̃), x̃ blurred: weight 5/13 for a pixel, 1/13 for its 8 neighbours."""
+    """y = x̃ + (1 + b m)(x − x̃), x̃ blurred: weight 5/13 for a pixel, 1/13 for its 8 neighbours."""
     around = F.avg_pool2d(F.pad(x, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
     blurred = (9 * around + 4 * x) / 13
     return blurred + (1 + BLEND * m) * (x - blurred)
 
 
 def posterise(x: Images, m: Tensor) -> Images:
-    """y = ⌊255 x / 2ⁿ⌋ 2ⁿ / 255: drop the n lowest of eight bits."""
+    """y = ⌊255 x / 2ⁿ⌋ 2ⁿ / 255: drop the n lowest of eight bits, n the nearest to BITS |m|."""
     step = 2 ** (m.abs() * BITS).round()
     return ((255 * x).round() / step).floor() * step / 255
 

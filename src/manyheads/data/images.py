@@ -1,7 +1,7 @@
 """Labelled images: folders of classes, idx files (as MNIST), arrays in a `.npz`."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
@@ -59,11 +59,13 @@ class ImageFiles:
     classes: list[str]
     images: Pixels | list[Path]
 
-    def load(self, rows: Sequence[int]) -> list[tuple[str, Pixels]]:
-        """(file name, images) of some rows, by file."""
-        if isinstance(self.images, list):
-            return [(str(self.images[row]), load_image(self.images[row])) for row in rows]
-        return [(self.name, self.images[rows])]
+    def load(self, rows: Sequence[int]) -> Iterator[tuple[str, Pixels]]:
+        """(file name, images) of some rows, file by file: photographs in full size need memory."""
+        if not isinstance(self.images, list):
+            yield self.name, self.images[rows]
+            return
+        for row in rows:
+            yield str(self.images[row]), load_image(self.images[row])
 
 
 # Readers of the splits that have files, and the splits to hold out from train, in this order.

@@ -200,8 +200,13 @@ class MusicData(SplitData[Path]):
 
 
 def _read_folder(folder: Path) -> list[tuple[str, bytes]]:
-    paths = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in SUFFIXES)
+    paths = (path for path in sorted(folder.rglob("*")) if _is_midi(path))
     return [(str(path), read_bytes(path)) for path in paths if path.is_file()]
+
+
+def _is_midi(path: Path) -> bool:
+    """By its name. Hidden files, as ._a.mid in archives of macOS, are not music."""
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
 def _read_archive(path: Path) -> list[tuple[str, bytes]]:
@@ -209,7 +214,7 @@ def _read_archive(path: Path) -> list[tuple[str, bytes]]:
     try:
         with tarfile.open(path) as archive:
             for member in archive:
-                if Path(member.name).suffix.lower() in SUFFIXES and member.isfile():
+                if _is_midi(Path(member.name)) and member.isfile():
                     file = archive.extractfile(member)
                     assert file is not None  # a regular file
                     files.append((f"{path}:{member.name}", file.read()))

@@ -281,7 +281,7 @@ class PreparedPairs(EncodedPairs):
         self.shards, self.limit, self.too_long, self.frame = shards, max_length, too_long, frame
         self.edges = np.cumsum([0, *(facts.rows for facts in shards.facts)])
         self.numbers = range(1, int(self.edges[-1]) + 1)  # type: ignore[assignment]
-        self.kept, self.notes = [], []
+        self.rows, self.notes = [], []
         longest = max((facts.longest for facts in shards.facts), default=0)
         if longest > max_length and too_long == "refuse":
             raise DataError(

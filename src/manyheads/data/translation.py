@@ -153,7 +153,7 @@ class FilesData(SplitData[tuple[Path, Path]]):
         aligned = None
         if self.alignment and files == self._find("train"):
             path = check_folder(self.folder) / self.alignment
-            aligned = read_alignment(path, numbers, sources, targets)
+            aligned = read_alignment(path, len(table), numbers, sources, targets)
         return Corpus(sources, targets, aligned, tuple(notes), name, numbers)
 
     def stream(self, files: tuple[Path, Path]) -> Iterator[tuple[int, list[str] | None]]:
@@ -322,11 +322,11 @@ class EncodedPairs:
         targets = [[*ids, self.frame.end] for ids in tokenizer.target.encode_batch(corpus.targets)]
         lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
         numbers = [row + 1 for row in corpus.rows or range(len(sources))]  # lines in the files
-        self.kept, self.notes = fit_length(corpus.name, lengths, numbers, max_length, too_long)
-        self.numbers = [numbers[row] for row in self.kept]
+        self.rows, self.notes = fit_length(corpus.name, lengths, numbers, max_length, too_long)
+        self.numbers = [numbers[row] for row in self.rows]
         self.aligned: list[Pair] = []
-        self.sources = Ragged.of([_truncate(sources[row], max_length) for row in self.kept])
-        self.targets = Ragged.of([_truncate(targets[row], max_length) for row in self.kept])
+        self.sources = Ragged.of([_truncate(sources[row], max_length) for row in self.rows])
+        self.targets = Ragged.of([_truncate(targets[row], max_length) for row in self.rows])
 
     def add_bpe_dropout(
         self, corpus: Corpus, cuts: Sequence[BpeDropout], copies: int, max_length: int
@@ -335,7 +335,7 @@ class EncodedPairs:
 
         A copy that would be too long keeps the segmentation without dropout.
         """
-        texts = [[side[row] for row in self.kept] for side in (corpus.sources, corpus.targets)]
+        texts = [[side[row] for row in self.rows] for side in (corpus.sources, corpus.targets)]
         plain = list(zip(self.sources.rows(), self.targets.rows(), strict=True))
         pairs = list(plain)
         for copy in range(copies):
@@ -352,7 +352,7 @@ class EncodedPairs:
     def add_links(self, corpus: Corpus, tokenizer: Tokenizer) -> None:
         """Guided alignment: batches have the links between tokens."""
         pairs = corpus.aligned or []
-        self.aligned, self.tokenizer = [pairs[row] for row in self.kept], tokenizer
+        self.aligned, self.tokenizer = [pairs[row] for row in self.rows], tokenizer
 
     def digest(self) -> str:
         """A hash of all token sequences in their order, and of word links."""

@@ -54,14 +54,14 @@ def word_maps(
     device = next(model.parameters()).device
     corpus = Corpus([pair.source for pair in pairs], [pair.target for pair in pairs])
     encoded = EncodedPairs(corpus, tokenizer, model.config.max_length, "skip")
-    rows = np.arange(len(encoded.kept))
+    rows = np.arange(len(encoded.rows))
     for batch_rows in np.split(rows, range(batch_size, len(rows), batch_size)):
         batch = encoded.batch(batch_rows).to(device)
         with capture(model) as maps:
             model.decode(batch.target, model.encode(batch.source, batch.source_real))
         weights = torch.stack(maps["cross"]).float().cpu()
         for index, row in enumerate(batch_rows):
-            pair = pairs[encoded.kept[row]]
+            pair = pairs[encoded.rows[row]]
             source = words_of_tokens(tokenizer.offsets(pair.source), pair.source_words)
             target = words_of_tokens(tokenizer.target.offsets(pair.target), pair.target_words)
             target = target / target.sum(1, keepdim=True).clamp(min=1)

@@ -75,12 +75,13 @@ def make_bleu(tokenize: str) -> BLEU:
         ) from None
 
 
-def bleu_tokenizer(language: str) -> str:
+def bleu_tokenizer(language: str, references: Sequence[str] = ()) -> str:
     """sacreBLEU's tokenizer for a target language: 13a unless words have no spaces between them.
 
-    Without MeCab, Japanese and Korean are compared by characters.
+    A language that the table lacks has 13a too, unless the references have no spaces: BLEU of
+    characters then. Without MeCab, Japanese and Korean are compared by characters.
     """
-    tokenize = BY_LANGUAGE.get(language, "13a")
+    tokenize = BY_LANGUAGE.get(language) or ("char" if lacks_spaces(references) else "13a")
     try:
         make_bleu(tokenize)
     except UserError:

@@ -43,7 +43,7 @@ def held_out_loss(opened: LoadedRun) -> Callable[[], float]:
         corpus = run.data.read("valid")
         most = model.config.max_length
         pairs = EncodedPairs(corpus, opened.tokenizer, most, "skip", frame)
-        batch = pairs.batch(np.arange(min(PAIRS, len(pairs.kept)))).to(opened.device)
+        batch = pairs.batch(np.arange(min(PAIRS, len(pairs.rows)))).to(opened.device)
         return lambda: _mean(translation_loss(model, batch, 0.0))
     if isinstance(run.data, TextData) and isinstance(model, Gpt):
         text = EncodedText(run.data.read("valid"), opened.tokenizer, ends=True)

@@ -19,12 +19,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from manyheads.config import nearest, override_all
+from manyheads.config import nearest
 from manyheads.errors import UserError, check_at_least
 from manyheads.lab.figures.plots import growth
 from manyheads.lab.training_cost import DEVICES, HOUR
+from manyheads.loading import read_model
 from manyheads.models.gpt import GptConfig
-from manyheads.presets import ModelConfig, preset, presets
+from manyheads.presets import PRESETS, ModelConfig
 from manyheads.recipes import read_recipe, recipes
 from manyheads.summary import BACKWARD, ModelSummary, human, human_bytes, summarize
 
@@ -222,10 +223,9 @@ def plan_training(config: ModelConfig, setup: Setup) -> Plan:
 
 
 def model_of(name: str, overrides: Sequence[str]) -> tuple[ModelConfig, bool]:
-    """The model of a preset or recipe, and whether a recipe checkpoints activations."""
-    if name in presets() or (name not in recipes() and not Path(name).is_file()):
-        settings = [setting.removeprefix("model.") for setting in overrides]
-        return override_all(preset(name), settings), False
+    """The model of a preset, recipe or folder, and whether a recipe checkpoints activations."""
+    if name in PRESETS or (name not in recipes() and not Path(name).is_file()):
+        return read_model(name, overrides), False
     run = read_recipe(name, overrides)
     vocab_size = run.model.vocab_size or getattr(run.tokens, "vocab_size", None) or 1000
     model: Any = run.model

@@ -83,9 +83,6 @@ def by_sentences(text: str) -> str:
 class SummaryTask(TranslationTask):
     """Trained as translation is; validation has ROUGE-L instead of BLEU, if it is installed."""
 
-    def warn_metrics(self, valid: Corpus) -> str:
-        return ""
-
     def text_scores(self, translator: BaseTranslator, rows: list[int]) -> dict[str, float]:
         if find_spec("rouge_score") is None:
             return {}

@@ -160,7 +160,6 @@ class TranslationTask(BaseTask[Batch]):
             self.data.add_links(part, self.tokenizer)
         self.digest = self.data.digest()
         self.notes += [*self.data.notes, *self.valid.notes]
-        self.notes += filter(None, [self.warn_metrics(valid)])
         self.order = self.data.order(train.batch_tokens * train.accumulate, self.run.seed)
         self.per_epoch = -(-self.order.per_epoch // copies)  # copies do not make an epoch longer
 
@@ -189,21 +188,17 @@ class TranslationTask(BaseTask[Batch]):
 
     def validate(self, model: Any) -> dict[str, float]:
         scores = loss_scores(*corpus_nll(model, self.valid, self.train.batch_tokens))
-        rows = self.valid.kept[: self.run.decode.bleu_sentences]
+        rows = self.valid.rows[: self.run.decode.bleu_sentences]
         if rows:
             decode = replace(self.run.decode, beam=1)
             scores |= self.text_scores(Translator(model, self.tokenizer, decode, self.graphs), rows)
         return scores
 
-    def warn_metrics(self, valid: Corpus) -> str:
-        """A warning if the metrics of validation do not fit the language."""
-        return missing_spaces(["bleu"], tokenizer_for(self.run.data), valid.targets)
-
     def text_scores(self, translator: BaseTranslator, rows: list[int]) -> dict[str, float]:
         """Scores of the model's translations of some validation pairs."""
         translations = translator.translate_long([self.valid_corpus.sources[row] for row in rows])
         targets = [self.valid_corpus.targets[row] for row in rows]
-        tokenize = tokenizer_for(self.run.data)
+        tokenize = tokenizer_for(targets, self.run.data)
         return {"bleu": translation_scores(translations, targets, tokenize)["bleu"]}
 
 
@@ -251,10 +246,11 @@ def _language_of(ending: str) -> str:
     return code if LANGUAGE.fullmatch(code) and code not in NOT_LANGUAGES else ""
 
 
-def tokenizer_for(*data: Any) -> str:
-    """BLEU's tokenizer for the first target language that data names."""
+def tokenizer_for(references: Sequence[str], *data: Any) -> str:
+    """BLEU's tokenizer for the first target language that data names, or for the references."""
     languages = [language_pair(part)[1] for part in data]
-    return bleu_tokenizer(re.split("[-_]", next(filter(None, languages), ""))[0])
+    language = re.split("[-_]", next(filter(None, languages), ""))[0]
+    return bleu_tokenizer(language, references)
 
 
 def evaluate_translation(
@@ -266,17 +262,18 @@ def evaluate_translation(
     *,
     confidence: bool = False,
     against: BaseTranslator | None = None,
+    trained_on: TranslationData | None = None,
 ) -> Evaluation:
     """BLEU, chrF, exact match and, if the model gives them, loss and perplexity of a split.
 
-    BLEU's tokenizer follows from the target language unless `tokenize` names one. `against` is a
-    baseline for a paired test.
+    BLEU's tokenizer follows from the target language, which `data` or `trained_on` names, unless
+    `tokenize` names one. `against` is a baseline for a paired test.
     A test set of the phrasebook adds the BLEU of its compositional split. Gold alignments add the
     alignment error of every head, for PyTorch models with cross-attention and our special tokens.
     """
-    if tokenize == "auto":
-        tokenize = tokenizer_for(data)
     corpus = data.read(split_name)
+    if tokenize == "auto":
+        tokenize = tokenizer_for(corpus.targets, data, trained_on)
     references = corpus.references or [[target] for target in corpus.targets]
     with Bar("evaluate", len(corpus.sources)) as bar:
         translations = translator.translate_long(
@@ -320,10 +317,11 @@ def evaluate(
         loaded.translator(),
         data,
         split_name,
-        tokenizer_for(data, loaded.run.data) if bleu_tokenize == "auto" else bleu_tokenize,
+        bleu_tokenize,
         metric,
         confidence=confidence,
         against=None if against is None else against.translator(),
+        trained_on=loaded.run.data,
     )
     references = result.corpus.references or [[target] for target in result.corpus.targets]
     return add_plugin_metrics(result.scores, "translation", result.translations, references)

@@ -43,7 +43,7 @@ def read(trial: Trial, split: str) -> Corpus:
     corpus = run.data.read(split)
     assert isinstance(corpus, Corpus)
     assert corpus.aligned is not None  # the phrasebook knows its alignments
-    fitting = EncodedPairs(corpus, trial.opened.tokenizer, run.model.max_length, "skip").kept
+    fitting = EncodedPairs(corpus, trial.opened.tokenizer, run.model.max_length, "skip").rows
     pairs = [corpus.aligned[row] for row in fitting]
     return Corpus([pair.source for pair in pairs], [pair.target for pair in pairs], pairs)
 

@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from manyheads.config import override_all
+from manyheads.config import is_setting, override_all
 from manyheads.errors import UserError
 from manyheads.lab.figures.complexity import Complexity
 from manyheads.lab.figures.depth import Depth
@@ -43,9 +43,9 @@ def make(name: str, words: Sequence[str], out: Path | None) -> tuple[list[Path],
 
     Without `out` an SVG and a PNG file are written; the numbers are CSV either way.
     """
-    rest = [word for word in words if word != name]
-    settings = [word for word in rest if "=" in word]
-    folders = [word for word in rest if "=" not in word]
+    at = list(words).index(name)
+    settings = [word for word in words[at + 1 :] if is_setting(word)]
+    folders = [*words[:at], *(word for word in words[at + 1 :] if not is_setting(word))]
     if name in OF_A_RUN:
         settings = [*(f"run={folder}" for folder in folders[:1]), *settings]
         folders = folders[1:]
