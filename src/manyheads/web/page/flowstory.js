@@ -34,6 +34,23 @@ export function softmax(scores) {
   return shares.map((share) => share / total);
 }
 
+/** @type {Record<string, string>} */
+const SOURCES = {
+  self: "Queries, keys and values come from the same tokens.",
+  masked: "Queries, keys and values come from the same tokens; the mask hides the later ones.",
+  cross: "Queries come from the decoder, keys and values from the encoder’s output.",
+  all: "Each part reads the residual stream x and adds its output to it.",
+};
+
+/**
+ * What the diagram shows on stage, and what the model predicts.
+ * @param {string} part a key of SOURCES @param {Next|null} next
+ */
+export function diagramStory(part, next) {
+  return next ? `${SOURCES[part]} ${next.isMasked ? "At" : "After"} ${said(next.label)} the model predicts ${said(next.words[0])}: ${percent(next.chances[0])}.` : SOURCES[part];
+}
+
+/** @typedef {{label: string, words: string[], chances: number[], isMasked: boolean}} Next the most probable tokens at a position; `isMasked`: those of a masked language model */
 /** @typedef {{rows: string[], columns: string[], values: ArrayLike<number>}} Matrix */
 
 /**

@@ -88,12 +88,12 @@ export function outcomeOf({ width, nodes, greedy: [greedy], beam: [best, second]
   }
   if (best.score < greedy.score) return `Greedy search finds a better text here: score ${shown(greedy.score)}; the beam pruned it and ends with ${shown(best.score)}.`;
   const fork = deciding(nodes);
-  const other = fork ? `At step ${nodes[fork.node].step} the beam also keeps ${pieceOf(nodes[fork.node])}, candidate ${fork.rank}, and ends` : "The beam ends";
-  return `Greedy search ends with “${greedy.text}”, score ${shown(greedy.score)}. ${other} with “${best.text}”, score ${shown(best.score)}${byLength(best, greedy)}.`;
+  const kept = fork ? `keeps ${pieceOf(nodes[fork.node])} at step ${nodes[fork.node].step} and ` : "";
+  return `Greedy search writes “${greedy.text}” (${shown(greedy.score)}). The beam ${kept}finds “${best.text}” (${shown(best.score)})${byLength(best, greedy)}.`;
 }
 
 /** What decides if the best result has the lower log P. @param {{log_probability: number}} best @param {{log_probability: number}} greedy */
-const byLength = (best, greedy) => (best.log_probability < greedy.log_probability ? `, although its log P is lower (${shown(best.log_probability)} against ${shown(greedy.log_probability)}): dividing by lp (the length penalty) decides` : "");
+const byLength = (best, greedy) => (best.log_probability < greedy.log_probability ? `; its log P is lower (${shown(best.log_probability)}, not ${shown(greedy.log_probability)}): the length penalty decides` : "");
 
 /** A candidate as a word. @param {import("./tree.js").Candidate} node */
 const pieceOf = ({ piece }) => (SPECIAL.test(piece) ? "the end" : `“${piece.trim()}”`);
