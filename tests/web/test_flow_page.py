@@ -317,7 +317,7 @@ def test_a_symbol_of_the_formula_marks_its_boxes(page: Any) -> None:
         page.locator("h1").hover()
         assert tile.evaluate(marked) == "none"
     visit(
-        page, "/tour?run=translator&stop=4"
+        page, "/tour?run=translator&stop=5"
     )  # scores: the formula on the left, the tiles on the right
     page.locator(".telling mi[data-role=key]").first.hover()
     outline = "one => getComputedStyle(one).outlineStyle"

@@ -220,7 +220,7 @@ def test_scrubbing_40_probes_at_30_frames_a_second(page: Any, folder: Path, run:
 PACE = """async ({ run, share }) => {
   const { pace } = await import("/page/watchstory.js");
   const answer = await (await fetch(`/api/probes?run=${run}&since=0`)).json();
-  return pace({ run, probes: answer.records, sentences: answer.sentences })(share);
+  return pace({ run, probes: answer.records, sentences: answer.sentences }, 0)(share);
 }"""
 
 

@@ -134,7 +134,7 @@ export class HeatMap extends Figure {
       const cell = Math.max(0.5, Math.min(tall, Math.floor((10 * (room - left - right)) / columns.length) / 10));
       return { left, top, right, cell, tall: rows.length === columns.length ? cell : tall, font };
     }
-    const cell = Math.max(columns.length > 64 ? 0.25 : 3, Math.min(staged ? 2.2 * largest : few ? (spare ? 3 : 2) * largest : largest, fit));
+    const cell = Math.max(columns.length > 64 ? 0.25 : 3, Math.min(staged ? 3 * largest : few ? (spare ? 3 : 2) * largest : largest, fit));
     const flat = rows.length <= 10 || columns.length > 4 * rows.length;
     const tall = staged && flat && !few ? Math.min(FLAT, largest) : staged || (few && cell > largest) ? Math.min(cell, largest) : flat ? Math.max(cell, Math.min(rows.length <= FEW ? 40 : 20, largest, Math.floor(400 / rows.length))) : spare && few ? Math.max(cell, Math.min(20, largest)) : cell;
     const most = staged ? Infinity : Math.max(2, Math.floor(this.tallest / rows.length));
@@ -283,16 +283,16 @@ function labelText({ rows, columns, down, across }, { left, top, cell, tall, fon
     const least = (wide * letter) / size;
     return least <= 1 ? 1 : ([2, 5, 10, 20, 50, 100].find((step) => step >= least) ?? count);
   };
-  const isNumbered = /^\d\d/.test(columns.at(-1) ?? ""); // slanted numbers need more room than words
+  const numbers = (/** @type {string[]} */ labels) => (/^\d\d/.test(labels.at(-1) ?? "") ? 2.6 : 0); // every fifth number will do
   const text = (label) => escaped(visible(label).slice(0, 18));
   let inside = "";
   if (across) inside += `<text x="${left + (cell * columns.length) / 2}" y="12" text-anchor="middle">${escaped(across)}</text>`;
   if (down) inside += `<text transform="translate(12 ${top + (tall * rows.length) / 2}) rotate(-90)" text-anchor="middle">${escaped(down)}</text>`;
-  for (let row = 0; row < rows.length; row += every(tall, rows.length, 1.27)) {
+  for (let row = 0; row < rows.length; row += every(tall, rows.length, numbers(rows) || 1.27)) {
     const y = top + row * tall + tall / 2 + font / 3;
     inside += `<text x="${left - 5}" y="${y}" font-size="${font}" text-anchor="end" data-at="row ${row}" data-token="${escaped(rows[row])}">${text(rows[row])}</text>`;
   }
-  for (let column = 0; column < columns.length; column += every(cell, columns.length, isNumbered ? 2.1 : 1.65)) {
+  for (let column = 0; column < columns.length; column += every(cell, columns.length, numbers(columns) || 1.65)) {
     const x = left + column * cell + cell / 2 + font / 3;
     inside += `<text transform="translate(${x} ${top - 5}) rotate(-50)" font-size="${font}" data-at="column ${column}" data-token="${escaped(columns[column])}">${text(columns[column])}</text>`;
   }

@@ -179,6 +179,12 @@ const bytesOf = (text) => new TextEncoder().encode(text).length;
 /** A piece that is no text has its bytes spelled out: \\xc3. */
 const pieceBytes = (piece) => bytesOf(piece.replace(/\\x[0-9a-f]{2}/g, "?"));
 
+/** Why subwords matter: what attention over them saves. @param {number} characters @param {number} tokens */
+export function lengthGain(characters, tokens) {
+  const pairs = (count) => (count * count).toLocaleString("en");
+  return tokens && tokens < characters ? `${characters} characters are ${tokens} tokens: attention compares ${pairs(tokens)} pairs instead of ${pairs(characters)}.` : "";
+}
+
 /** The letter or word that is divided into most tokens, or how many are unknown. @param {string} text @param {string[]} pieces */
 export function tokenStory(text, pieces) {
   const starts = [...text.matchAll(/[\p{L}\p{N}]+/gu)].map((match) => ({ word: match[0], from: bytesOf(text.slice(0, match.index)), to: bytesOf(text.slice(0, match.index + match[0].length)) }));
