@@ -64,7 +64,7 @@ export class Chart extends Figure {
       onkeydown: (event) => this.walk(event),
       onpointermove: (event) => this.point(event),
     });
-    this.note = element("p", { class: "note told" });
+    this.note = element("p", { class: "note on-stage" });
     this.size = { width: 560, height: tall };
     this.fill(this.place);
     this.root.append(this.note);

@@ -80,7 +80,7 @@ export class Comparison {
     const panel = (name, at) => html`<div>
       <h2>${name}</h2>
       ${words[at] ? html`<p class="sentence">${words[at]}</p>` : nothing}
-      ${outputs[at].log_probability === undefined ? nothing : html`<p class="note told">log P(same text) = ${shown(outputs[at].log_probability)}</p>`}
+      ${outputs[at].log_probability === undefined ? nothing : html`<p class="note on-stage">log P(same text) = ${shown(outputs[at].log_probability)}</p>`}
     </div>`;
     render(html`<h2>Compared with ${names[1]}</h2><div class="outputs">${names.map(panel)}</div>${note ? html`<p class="note">${note}</p>` : nothing}`, this.about);
   }

@@ -190,7 +190,8 @@ export class FlowBoxes extends Figure {
   /** What the stage says below the heading. */
   story() {
     const part = this.isHead ? this.attention() : "all";
-    return diagramStory(part === "self" && this.numbers.has(`${this.box.column.name}.self.masked`) ? "masked" : part, this.next);
+    const isLast = !this.isHead || this.box.column === this.columns.at(-1); // an encoder predicts nothing
+    return diagramStory(part === "self" && this.numbers.has(`${this.box.column.name}.self.masked`) ? "masked" : part, isLast ? this.next : null);
   }
 
   /** Shows the most probable tokens at another position. @param {import("./flowstory.js").Next|null} next */

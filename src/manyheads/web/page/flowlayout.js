@@ -251,10 +251,10 @@ class ColumnLayout {
   }
 
   /** The encoder's output as a word above K and V, where the diagram has no encoder. */
-  stub(targets, to) {
+  stub(targets, end, to) {
     const [x, rail] = targets.at(-1);
-    this.made.texts.push({ x: x + this.tile / 2, y: rail - 7, text: "Encoder output", anchor: "end", kind: "stub encoder" });
-    for (const [end, , below] of targets) this.edge([[x, rail - 3], [x, rail], [end, rail], [end, below]], "encoder", "encoder.states", to);
+    this.made.texts.push({ x: end, y: rail - 7, text: "Encoder output", anchor: "end", kind: "stub encoder" });
+    for (const [over, , below] of targets) this.edge([[x, rail - 3], [x, rail], [over, rail], [over, below]], "encoder", "encoder.states", to);
   }
 
   attention(kind, layer) {
@@ -291,7 +291,7 @@ class ColumnLayout {
     if (kind === "cross") {
       const targets = ["k", "v"].map((what) => [middle(at[what]), rail, row(0)]);
       if (this.made.nodes.some((node) => node.box?.column.name === "encoder") || this.made.encoderEnd) this.fromEncoder(targets, layer);
-      else this.stub(targets, `${this.place}.${kind}.${layer}`);
+      else this.stub(targets, at.v.x + at.v.width, `${this.place}.${kind}.${layer}`);
     }
     // Q · Kᵀ → scores → softmax → · V
     const down = (one, other, color) => this.edge([[middle(at[one]), bottom(at[one])], [middle(at[one]), at[other].y]], color, `${place}.${one}`, `${place}.${other}`);

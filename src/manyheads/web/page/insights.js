@@ -168,11 +168,11 @@ export function knockStory(full, without, off) {
   const chance = `the probability of the complete model’s text goes from ${percent(Math.exp(full.log_probability))} to ${percent(Math.exp(without.log_probability))}`;
   const bare = (words) => words.map((word) => word.replace(/[.,!?]+$/, "")).join(" ");
   const quoted = (words) => `“${bare(words)}”`;
-  const told = replaced(full.text, without.free).flatMap(({ gone, come }) => {
+  const changes = replaced(full.text, without.free).flatMap(({ gone, come }) => {
     if (gone.length && come.length) return bare(gone) === bare(come) ? [] : [`${quoted(gone)} becomes ${quoted(come)}`];
     return gone.length ? [`${quoted(gone)} is lost`] : come.length ? [`${quoted(come)} is new`] : [];
   });
-  return told.length ? `${who}: ${told.join("; ")}; ${chance}.` : `${who} the model writes the same; ${chance}.`;
+  return changes.length ? `${who}: ${changes.join("; ")}; ${chance}.` : `${who} the model writes the same; ${chance}.`;
 }
 
 const bytesOf = (text) => new TextEncoder().encode(text).length;

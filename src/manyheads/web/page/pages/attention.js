@@ -104,11 +104,11 @@ function describeHeads(map, bytes) {
 /** The head that attends to the fewest tokens. */
 const sharpest = (map) => greatestHead(map.statistics.entropy.map((layer) => layer.map((bits) => -bits)));
 
-/** The maps of all heads, small, on one scale or each (`own`) on its own; cached for the same text. */
-async function headMaps({ trace, map }, own, signal) {
-  const key = [trace.trace, map.name, own].join(" ");
+/** The maps of all heads, small, on one scale or each (`normalize`) on its own; cached for the same text. */
+async function headMaps({ trace, map }, normalize, signal) {
+  const key = [trace.trace, map.name, normalize].join(" ");
   if (!screen.cached.has(key)) {
-    const bytes = await tensor(trace.trace, `${map.name}.weights`, { dtype: "u8", side: SIDE, own }, signal);
+    const bytes = await tensor(trace.trace, `${map.name}.weights`, { dtype: "u8", side: SIDE, normalize }, signal);
     if (screen.cached.size > 3) screen.cached.clear();
     screen.cached.set(key, bytes);
   }

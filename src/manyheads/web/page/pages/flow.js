@@ -88,9 +88,9 @@ const placeOf = (name) => name.slice(0, name.lastIndexOf("."));
 /** The terms of a cell; requests of cells that the pointer has left are dropped. */
 async function explain(row, column) {
   const { flow, box, layer, head } = screen.now;
-  screen.asked?.abort();
-  screen.asked = new AbortController();
-  return get(`/api/flow/${flow.trace}/cell`, { box: box.name, layer, head, row, column }, screen.asked.signal);
+  screen.explaining?.abort();
+  screen.explaining = new AbortController();
+  return get(`/api/flow/${flow.trace}/cell`, { box: box.name, layer, head, row, column }, screen.explaining.signal);
 }
 
 /** The weights of all heads, small, by name; cached for the same text. */
