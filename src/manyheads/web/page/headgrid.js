@@ -103,7 +103,8 @@ export class HeadGrid extends Figure {
       const line = element("span", { class: "change" }, `${change > 0 ? "+" : ""}${shown(change, 2)}`);
       line.style.background = css(byteOf(change, -size, size), scale);
       line.style.color = Math.abs(change) > size / 2 ? "#fff" : "#111";
-      button.append(line);
+      button.append(" ", line);
+      button.setAttribute("aria-label", `${button.getAttribute("aria-label")} ${line.textContent}`);
     });
     this.output.textContent = "Coloured numbers: change of log P(same target) without this head.";
   }

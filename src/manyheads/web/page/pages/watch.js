@@ -31,7 +31,7 @@ const KINDS = {
     attention: "decoder.cross",
   },
   language: {
-    lead: "A held-out text while the model learns. Arcs: self-attention, as wide as the weight. Dials: weight of a head on the token before. Bars: P of each token.",
+    lead: "A held-out text while the model learns. Arcs: self-attention. Dials: weight on the token before. Bars: P of each token.",
     example: "Text",
     written: "Text read so far",
     attention: "decoder.self",
