@@ -214,7 +214,7 @@ def test_tick_labels_are_complete(page: Any, folder: Path) -> None:  # noqa: F81
             for width in (1280, 390):
                 page.set_viewport_size({"width": width, "height": 800})
                 visit(page, f"/train?run=reader{scale}")
-                page.locator(".others summary").click()  # it holds the chart of this metric
+                page.locator(".more-charts > summary").click()  # it holds the chart of this metric
                 for chart in page.locator(".chart svg").all():
                     assert chart.evaluate(CUT) == []
     finally:

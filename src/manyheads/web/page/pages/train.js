@@ -49,7 +49,7 @@ export async function draw(place, state, signal) {
   const names = (state.beside ?? "").split(SEPARATOR).filter((name) => name !== run.name && runs.some((one) => one.name === name));
   const grid = element("div", { class: "charts" });
   const others = element("div", { class: "charts" });
-  const more = element("details", { class: "others" }, element("summary", {}, "Speed, gradient norm and other metrics"), others);
+  const more = element("details", { class: "more-charts" }, element("summary", {}, "Speed, gradient norm and other metrics"), others);
   const status = element("p", { class: "note", role: "status" });
   const header = element("div", { class: "standing" });
   const samples = new Samples();
