@@ -156,7 +156,7 @@ def test_the_lens_shows_the_tokens_of_the_model(page: Any, client: TestClient) -
     visit(page, f"/lens?run=writer&text={quote(SENTENCE)}")
     actual = ask(client, "/api/lens", run="writer", text=SENTENCE)
     cells = page.locator(".lens td")
-    assert cells.count() == 3 * len(actual["given"])
+    assert cells.count() == 3 * len(actual["inputs"])
     last = cells.nth(cells.count() - 1)
     chance = actual["probabilities"][-1][-1][0]
     piece = actual["pieces"][str(actual["top"][-1][-1][0])]
@@ -167,7 +167,7 @@ def test_the_lens_shows_the_tokens_of_the_model(page: Any, client: TestClient) -
     # A wrong token that only repeats the one read is grey.
     for layer, row in enumerate(actual["top"]):
         for at, (top, given, expected) in enumerate(
-            zip(row, actual["given"], actual["expected"], strict=True)
+            zip(row, actual["inputs"], actual["expected"], strict=True)
         ):
             token = actual["pieces"][str(top[0])]
             shade = cells.nth(layer * len(row) + at).evaluate(

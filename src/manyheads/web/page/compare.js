@@ -111,8 +111,8 @@ export class Comparison {
     const begun = await this.begin({ run: run.name, text, output: mine.output }, beside, signal);
     if (!begun) return;
     const [a, b] = await Promise.all([run.name, beside].map((name) => post("/api/lens", { run: name, text, target: begun.target }, signal)));
-    if (a.layers !== b.layers || !isEqual(a.given, b.given)) return this.say("The two models have other tokens or other layers: there is no difference map.");
-    const columns = a.given.filter((_, at) => a.expected[at] !== null);
+    if (a.layers !== b.layers || !isEqual(a.inputs, b.inputs)) return this.say("The two models have other tokens or other layers: there is no difference map.");
+    const columns = a.inputs.filter((_, at) => a.expected[at] !== null);
     const values = (table) => Float32Array.from(table.wanted.flatMap((row) => row.filter((one) => one !== null)));
     const rows = a.wanted.map((_, layer) => (layer ? `layer ${layer}` : "embedding"));
     const title = "Probability of the next token after each layer";

@@ -25,13 +25,13 @@ const played = new Set(); // runs whose training was played since the page was l
 /** The words of the page for each kind of example; `attention` names the heads that can be removed. */
 const KINDS = {
   translation: {
-    lead: "A held-out sentence and its reference while the model learns. Ribbons: cross-attention. Dials: words that a head aligns. Bars: P of each token.",
+    lead: "A held-out sentence and its reference. Ribbons: cross-attention. Dials: words that a head aligns. Bars: P of each token.",
     example: "Sentence",
     written: "Translation written so far",
     attention: "decoder.cross",
   },
   language: {
-    lead: "A held-out text while the model learns. Arcs: self-attention. Dials: weight on the token before. Bars: P of each token.",
+    lead: "A held-out text. Arcs: self-attention. Dials: weight on the token before. Bars: P of each token.",
     example: "Text",
     written: "Text read so far",
     attention: "decoder.self",
