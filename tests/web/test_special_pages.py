@@ -185,7 +185,7 @@ def test_the_lens_shows_the_tokens_of_the_model(page: Any, client: TestClient) -
     assert shared.reads(readout.inner_text(), chance)
     for key in ("ArrowUp", "ArrowLeft", "ArrowLeft"):
         page.keyboard.press(key)
-    assert f"cell=1%2C{len(actual['given']) - 3}" in page.url
+    assert f"cell=1%2C{len(actual['inputs']) - 3}" in page.url
     above = actual["probabilities"][1][-3]
     assert shared.reads(readout.inner_text(), above[0])
     assert shares(page.locator(".bars")) == pytest.approx(above, rel=1e-2, abs=HUNDREDTH)
