@@ -125,6 +125,8 @@ def test_positions_stand_in_two_columns_with_every_fifth_number(page: Any) -> No
         assert [len({box[side] for box in figures}) for side in ("x", "y")] == [2, 2]
         labels = page.locator(".heatmap").first.locator(".labels text[data-at^=row]")
         assert labels.all_text_contents() == [str(row) for row in range(0, 64, 5)]
+    page.locator("main").press("s")
+    expect(page.locator("figure.staged h2")).to_contain_text("added to the embedding")
 
 
 def test_a_click_on_a_channel_plots_it(page: Any) -> None:

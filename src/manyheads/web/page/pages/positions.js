@@ -85,6 +85,8 @@ function build() {
     figures: element("div", { class: "charts loose pairs" }),
     skew: element("div", { class: "charts" }),
   };
+  // On stage in the order of the page: first the matrix, or its dials.
+  for (const figure of [screen.table, screen.dots, screen.grid, screen.dials, screen.waves, screen.distance]) figure.root.dataset.stage = "Positions";
   return [html`<div class="scheme">${screen.formula}${screen.note}</div>`, screen.insight, screen.figures];
 }
 
