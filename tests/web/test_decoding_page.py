@@ -302,14 +302,14 @@ def test_dropped_tokens_can_be_read_on_stage(page: Any) -> None:  # noqa: F811
         response = route.fetch()
         search = response.json()
         for node in search["nodes"]:
-            node["piece"] = " Dampfschiff" if node["state"] == "pruned" else node["piece"]
+            node["piece"] = " Dampfschiffahrt" if node["state"] == "pruned" else node["piece"]
         route.fulfill(response=response, json=search)
 
     page.route("**/api/decode", lengthen)
     visit(page, f"/decode?{HERE}&stage=1&step=1")
     dropped = page.locator("[data-state=pruned] text[data-token]")
-    expect(dropped.first).to_have_text("·Dampfschiff")
-    assert {one.text_content() for one in dropped.all()} == {"·Dampfschiff"}
+    expect(dropped.first).to_have_text("·Dampfschiffahrt")
+    assert {one.text_content() for one in dropped.all()} == {"·Dampfschiffahrt"}
 
 
 def test_the_first_text_is_one_that_greedy_search_misses(
