@@ -32,7 +32,7 @@ const { offsetsOf, roleOf } = await import(`${page}/headgrid.js`);
 const { strongest } = await import(`${page}/lines.js`);
 const { address, change, onChange, pageName, read } = await import(`${page}/state.js`);
 const { columnsFor, greedyPath } = await import(`${page}/tree.js`);
-const { captionLines, drawBars, justified, mostReordered, tiling } = await import(`${page}/watchparts.js`);
+const { captionLines, drawBars, drawDots, justified, mostReordered, tiling } = await import(`${page}/watchparts.js`);
 const { alignmentNames, layout } = await import(`${page}/watchview.js`);
 const { captionOf, chosen, compared, farthest, halfOf, milestones, pace, regularHead, tellMove } = await import(`${page}/watchstory.js`);
 
@@ -376,6 +376,20 @@ const candidates = (later) => {
   const ended = (place) => ({ state: "ended", place });
   return [node(1, -1, " jetzt", -0.5), node(1, -1, " dir", -0.9), node(1, -1, " nun", -3, { state: "pruned" }), node(2, 1, "</s>", later, ended(1)), node(2, 0, "</s>", -1.5, ended(2))];
 };
+
+test("dials have their numbers where these fit, on a phone too", () => {
+  const written = (shares, box) => {
+    const texts = [];
+    const measured = { measureText: (text) => ({ width: 6 * text.length }), fillText: (text) => texts.push(text) };
+    const context = new Proxy(measured, { get: (known, name) => known[name] ?? (() => {}), set: () => true });
+    drawDots(context, shares, ["words aligned by each head", "aligned"], { hidden: new Set() }, {}, { first: 28, ...box });
+    return texts;
+  };
+  const phone = { narrow: true, right: 316, headerEnd: 115 };
+  assert.deepEqual(written([0.69, 0.76, 0.58, 0.65], phone), ["69 %", "76 %", "58 %", "65 %"]);
+  assert.deepEqual(written(Array(8).fill(0.5), phone), []);
+  assert.deepEqual(written([0.69, 0.76], { right: 900, headerEnd: 300 }), ["69 %", "76 %", "words aligned by each head"]);
+});
 
 test("the merges of a text are a tree for each token", () => {
   const steps = [["a", "b", "c", " ", "a", "b"], ["ab", "c", " ", "ab"], ["abc", " ", "ab"], ["abc", " ab"]];
