@@ -26,7 +26,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 # Name of the picture, page and state; RUN stands for `demo`, else the first run of the folder.
 VIEWS = {
     "runs": "/",
-    "tour": "/tour?run=RUN&stop=13",
+    "tour": "/tour?run=RUN&stop=14",
     "watch": "/watch?run=RUN",
     "train": "/train?run=RUN",
     "flow": "/flow?run=RUN&layer=1&head=1&box=decoder.cross.weights&cell=2,1",

@@ -4,8 +4,9 @@
 
 A step begins with a comment, `<!-- tour: TITLE | PAGE KEY=VALUE ... -->`: the page of the web
 application to show and its state. The paragraph after it is the text; a paragraph in $$ after that
-is the formula, converted from TeX to MathML; `<!-- try: QUESTION -->` is a question to
-the reader. The result is src/manyheads/web/page/tour.json; a test checks that it is up to date.
+is the formula, converted from TeX to MathML; `<!-- try: QUESTION -->` is a question to the reader,
+`<!-- predict: QUESTION -->` a question that the sentence of the view answers. The result is
+src/manyheads/web/page/tour.json; a test checks that it is up to date.
 """
 
 import json
@@ -21,7 +22,7 @@ TARGET = DOCS.parent / "src" / "manyheads" / "web" / "page" / "tour.json"
 STEP = re.compile(
     r"<!-- tour: (?P<title>[^|]+?) \| (?P<view>.+?) -->\n(?P<text>[^\n]+)\n"
     r"(\n\$\$(?P<formula>.+?)\$\$\n)?"
-    r"(\n<!-- try: (?P<question>[^\n]+) -->\n)?"
+    r"(\n<!-- (?P<kind>try|predict): (?P<question>[^\n]+) -->\n)?"
 )
 
 
@@ -39,6 +40,7 @@ def steps(text: str) -> list[dict[str, Any]]:
                 "text": match["text"].replace("`", ""),
                 "formula": convert(formula, display="block") if formula else "",
                 "question": match["question"],
+                "predict": match["kind"] == "predict",
             }
         )
     return result

@@ -20,7 +20,7 @@ AXE = Path(__file__).parent / "js" / "node_modules" / "axe-core" / "axe.min.js"
 # Every page with a run that fits it, and the views that differ most.
 PLACES = {
     "runs": "/",
-    "tour": "/tour?run=translator&stop=6",
+    "tour": "/tour?run=translator&stop=7",
     "watch": "/watch?run=translator",
     "train": "/train?run=translator",
     "flow": "/flow?run=translator&box=decoder.cross.weights",

@@ -97,7 +97,7 @@ def test_an_answer_that_is_too_large_is_asked_for_in_parts(folder: Path) -> None
     size = len(item["rows"])
     place = f"/api/trace/{actual['trace']}/tensor/{name}"
     assert "layer" in problem(small.get(place), 413)
-    assert "layer" in problem(small.get(f"{place}?layer=0&own=1"), 413)
+    assert "layer" in problem(small.get(f"{place}?layer=0&normalize=1"), 413)
     assert tensor(small, actual["trace"], name, layer=0, head=0).shape == (size, size)
     assert tensor(small, actual["trace"], name, dtype="u8").numel() == 4 * size**2
 
@@ -106,10 +106,10 @@ def test_each_map_by_its_own_greatest(client: TestClient) -> None:
     trace = ask(client, "/api/trace", run="writer", text=SENTENCE)["trace"]
     name = "decoder.self.weights"
     weights = tensor(client, trace, name)
-    scaled = tensor(client, trace, name, own=1)
+    scaled = tensor(client, trace, name, normalize=1)
     assert torch.equal(scaled, weights / weights.amax((2, 3), keepdim=True))
-    assert torch.all(tensor(client, trace, name, own=1, dtype="u8").amax((2, 3)) == 255)
-    assert torch.equal(tensor(client, trace, name, own=0), weights)
+    assert torch.all(tensor(client, trace, name, normalize=1, dtype="u8").amax((2, 3)) == 255)
+    assert torch.equal(tensor(client, trace, name, normalize=0), weights)
 
 
 def test_another_page_is_refused_also_without_an_origin(client: TestClient) -> None:

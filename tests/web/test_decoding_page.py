@@ -158,30 +158,23 @@ def test_nothing_moves_when_the_gold_alignment_arrives(page: Any) -> None:  # no
 def test_the_tree_shows_how_each_hypothesis_ends(page: Any, address: str) -> None:  # noqa: F811
     visit(page, f"/decode?{HERE}")
     actual = reported(address, "/api/decode", run="translator", text=SENTENCE, beam=3)
-    finished = page.locator(".outcome li")
-    expect(finished).to_have_count(len(actual["beam"]))
     ends = [node for node in actual["nodes"] if node["place"]]
-    for number, (row, one) in enumerate(zip(finished.all(), actual["beam"], strict=True), start=1):
-        [end] = [node for node in ends if node["place"] == number]
-        expect(row.get_by_role("button")).to_have_text(one["text"])
-        expect(row).to_contain_text(f"ends at step {end['step']}")
-        assert reads(row.inner_text(), one["score"])
+    assert len(ends) == len(actual["beam"])
+    for end in ends:
+        box = page.locator(f"[data-node='{actual['nodes'].index(end)}']")
+        expect(box).to_contain_text(f"{end['place']}. ")
+        score = actual["beam"][end["place"] - 1]["score"]
+        expect(box).to_contain_text(f"{score:.2f}".replace("-", "−"))
     frame, box = page.locator(".beam .scroll").bounding_box(), None
     for box in (one.bounding_box() for one in page.locator("[data-state=ended] rect").all()):
         assert frame["x"] <= box["x"]
         assert box["x"] + box["width"] <= frame["x"] + frame["width"]
     assert box is not None
-    finished.first.get_by_role("button").click()  # its path is chosen in the tree
-    expect(page.locator(".beam .readout")).to_contain_text("ended, result 1")
-    page.get_by_label(re.compile("^Step")).focus()
-    page.keyboard.press("Home")
-    # The hypotheses that the beam extends, each with the token of its first step.
-    first = [one for one in actual["nodes"] if one["step"] == 1 and one["state"] == "kept"]
-    live = page.locator(".outcome .live")
-    expect(live).to_have_count(len(first))
-    for row, node in zip(live.all(), first, strict=True):
-        expect(row.get_by_role("button")).to_have_text(f"{node['piece'].strip()} …")
-        assert reads(row.inner_text(), node["score"])
+    best = next(at for at, node in enumerate(actual["nodes"]) if node["place"] == 1)
+    page.locator(f"[data-node='{best}']").click()
+    readout = page.locator(".beam .readout")
+    expect(readout).to_contain_text("ended, result 1")
+    expect(readout).to_contain_text(actual["beam"][0]["text"])
 
 
 def test_the_chosen_token_is_read_next_to_the_tree(
@@ -302,6 +295,21 @@ def test_the_stage_follows_the_step(page: Any) -> None:  # noqa: F811
       return zoom * Math.min(...sizes);
     }"""
     assert page.evaluate(least) >= 28
+
+
+def test_dropped_tokens_can_be_read_on_stage(page: Any) -> None:  # noqa: F811
+    def lengthen(route: Any) -> None:
+        response = route.fetch()
+        search = response.json()
+        for node in search["nodes"]:
+            node["piece"] = " Dampfschiffahrt" if node["state"] == "pruned" else node["piece"]
+        route.fulfill(response=response, json=search)
+
+    page.route("**/api/decode", lengthen)
+    visit(page, f"/decode?{HERE}&stage=1&step=1")
+    dropped = page.locator("[data-state=pruned] text[data-token]")
+    expect(dropped.first).to_have_text("·Dampfschiffahrt")
+    assert {one.text_content() for one in dropped.all()} == {"·Dampfschiffahrt"}
 
 
 def test_the_first_text_is_one_that_greedy_search_misses(

@@ -52,6 +52,9 @@ def test_a_box_shows_the_numbers_of_the_tensor(page: Any, address: str) -> None:
     assert reads(greatest, weights.max())
     expect(page.locator(".openbox .formula mfrac")).to_have_text("exp(eij)Σkexp(eik)")
     expect(page.locator(".code pre")).to_contain_text("def dense_weights(")
+    expect(page.locator(".code pre")).to_be_hidden()  # until its disclosure is opened
+    page.locator(".code summary").click()
+    expect(page.locator(".code pre")).to_be_visible()
 
 
 def test_keys_step_through_boxes_layers_and_heads(page: Any) -> None:
@@ -120,6 +123,32 @@ def test_the_likeliest_tokens_of_the_chosen_position(page: Any, folder: Path, ad
     assert np.array_equal(np.array([row[1] for row in saved[1:]], dtype="f4"), chances[2])
     known = load_torch_run(folder / "translator").tokenizer
     assert saved[1][0] in {*known.subwords(range(known.vocab_size)), "∅"}
+
+
+def test_the_diagram_ends_in_the_next_tokens_of_the_chosen_row(page: Any, address: str) -> None:
+    """Those after the query of the open attention, with their probabilities, also in words."""
+    visit(page, f"{FLOW}&box=decoder.cross.weights&layer=1&head=1&cell=1,2")
+    chances = numbers(address, "decoder.distribution")
+    rows = page.locator(".diagram .next .row")
+
+    def agrees(row: int) -> None:
+        for at, chance in enumerate(chances[row, :3]):
+            words = "<1 %" if chance < 0.005 else f"{np.floor(100 * chance + 0.5):.0f} %"
+            expect(rows.nth(at)).to_contain_text(words)
+
+    agrees(1)
+    expect(page.locator(".diagram .next strong")).to_have_text("after Der")
+    page.locator(".plane > canvas").focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator(".diagram .next strong")).not_to_have_text("after Der")
+    agrees(2)
+    page.keyboard.press("s")
+    said = page.locator(".flowboxes.staged .insight")
+    expect(said).to_contain_text("keys and values from the encoder’s output")
+    assert reads(said.inner_text().rstrip("."), chances[2, 0])
+    stub = page.locator('.edge.encoder[data-to="decoder.cross.1"]')
+    expect(stub).to_have_count(2)  # K and V
+    expect(page.locator(".diagram svg")).to_contain_text("Encoder output")
 
 
 def test_boxes_are_saved_as_files_that_open_offline(
@@ -288,7 +317,7 @@ def test_a_symbol_of_the_formula_marks_its_boxes(page: Any) -> None:
         page.locator("h1").hover()
         assert tile.evaluate(marked) == "none"
     visit(
-        page, "/tour?run=translator&stop=4"
+        page, "/tour?run=translator&stop=5"
     )  # scores: the formula on the left, the tiles on the right
     page.locator(".telling mi[data-role=key]").first.hover()
     outline = "one => getComputedStyle(one).outlineStyle"

@@ -159,6 +159,39 @@ def test_time_left_follows_from_the_steps_seen(page: Any, folder: Path) -> None:
     shutil.rmtree(copied)
 
 
+def test_charts_of_a_training_name_their_axes(page: Any, folder: Path) -> None:
+    """A loss that falls by decades is logarithmic; BLEU is written alike everywhere."""
+    copied = folder / "steep"
+    shutil.copytree(folder / "translator", copied)
+    lines = [
+        {"step": step, "split": split, "loss": loss, **more}
+        for step, split, loss, more in (
+            (10, "train", 5.0, {"grad_norm": 2.0}),
+            (20, "train", 0.05, {"grad_norm": 1.0}),
+            (20, "valid", 0.06, {"bleu": 97.04}),
+        )
+    ]
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (copied / "scores.json").write_text('{"bleu": 96.0}')
+    visit(page, "/train?run=steep")
+    loss, bleu = page.locator(".chart").nth(0), page.locator(".chart").nth(1)
+    expect(loss.locator("svg")).to_contain_text("loss (log)")
+    expect(page.get_by_label("log y")).to_be_checked()
+    expect(bleu.locator("svg")).to_contain_text("BLEU, 0 to 100")
+    expect(bleu.locator(".readout")).to_have_text("step 20: validation 97.0")
+    expect(page.locator(".standing dl > div").last).to_have_text("validation BLEU97.0")
+    rest = page.get_by_role("heading", name="Grad norm")
+    expect(rest).to_be_hidden()
+    page.get_by_text("Speed, gradient norm and other metrics").click()
+    expect(rest).to_be_visible()
+    page.get_by_label("log y").uncheck()
+    expect(loss.locator("svg")).not_to_contain_text("(log)")
+    visit(page, "/")
+    expect(card(page, "steep")).to_contain_text("test BLEU")
+    expect(card(page, "steep")).to_contain_text("96.0")
+    shutil.rmtree(copied)
+
+
 def test_samples_are_the_outputs_of_the_probes(page: Any, folder: Path) -> None:
     for run in ("translator", "writer", "pictures"):
         visit(page, f"/train?run={run}")

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from manyheads.data.images import ImageData, read_image
 from manyheads.loading import LoadedRun, load_torch_run
 from manyheads.models.capture import capture
 from manyheads.tasks.images import class_probabilities, from_pixels, normalize
+from manyheads.tasks.probes import packed as packed_array
 from manyheads.web import image
 from manyheads.web.app import build_app
 from manyheads.web.guard import Limits
@@ -128,3 +130,28 @@ def test_pictures_that_are_gone_are_told(tmp_path: Path) -> None:
     answer = local.post("/api/image", json={"run": "pictures"})
     assert answer.status_code in (400, 422)
     assert local.get("/health").status_code == 200
+
+
+def test_pictures_of_the_probes_stand_in_for_those_that_are_gone(tmp_path: Path) -> None:
+    models = make_models(tmp_path)
+    images = pictures(load_torch_run(models / "pictures"))
+    shown = np.moveaxis(images.pixels[1:3], 1, -1)
+    labels = [images.classes[int(label)] for label in images.labels[1:3]]
+    examples = [
+        {"kind": "images", "label": label, "size": list(one.shape), "pixels": packed_array(one)}
+        for label, one in zip(labels, shown, strict=True)
+    ]
+    (models / "pictures" / "probes").mkdir()
+    (models / "pictures" / "probes" / "sentences.json").write_text(json.dumps(examples))
+    for file in (models / "data" / "pictures").iterdir():
+        file.unlink()
+    image._read_split.cache_clear()
+    local = TestClient(build_app(models), HERE)
+    for number, label in enumerate(labels):
+        answer = ask(local, "/api/image", run="pictures", picture=number)
+        assert (answer["source"], answer["count"], answer["label"]) == ("probes", 2, label)
+        pixels = 255 * tensor(local, answer["trace"], "image.pixels")
+        assert np.array_equal(pixels.round(), shown[number])
+    assert "0 to 1" in problem(
+        local.post("/api/image", json={"run": "pictures", "picture": 2}), 400
+    )

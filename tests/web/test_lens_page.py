@@ -103,12 +103,12 @@ def test_a_translator_writes_by_itself(client: TestClient, folder: Path) -> None
     translator = Translator(opened.model, opened.tokenizer, opened.run.decode)  # type: ignore[arg-type]
     written = translator.search([SENTENCE], n_best=1)[0][0].tokens
     actual = ask(client, "/api/lens", run="translator", text=SENTENCE)
-    assert actual["given"][1:] == opened.tokenizer.subwords(written)
+    assert actual["inputs"][1:] == opened.tokenizer.subwords(written)
 
 
 def test_entropy_is_in_bits(client: TestClient) -> None:
     actual = ask(client, "/api/lens", run="writer", text="")
-    assert len(actual["given"]) == 1
+    assert len(actual["inputs"]) == 1
     assert actual["wanted"][-1] == [None]
     assert 0 < actual["entropy"][-1][0] <= math.log2(320)
 

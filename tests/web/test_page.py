@@ -224,6 +224,25 @@ def test_the_sweep_is_the_knock_out_of_every_head(page: Any, address: str) -> No
     assert reads(readout.inner_text(), without - full)
     size = page.locator(".split .stacked > .heatmap canvas").first
     assert size.evaluate("c => [c.height, c.width]") == [6, 2]
+    # The grid, which is on the first screen, has the same numbers below its heads.
+    number = page.locator(".heads button .change")
+    expect(number).to_have_count(4)
+    assert reads(number.nth(3).inner_text(), round(without - full, 4))
+    assert page.evaluate("scrollY") == 0
+
+
+def test_the_next_head_is_that_of_the_grid(page: Any) -> None:
+    """In the order in which the heads are sorted; after the last one the first."""
+    visit(page, f"{TRANSLATOR}&map=encoder.self&by=entropy")
+    order = page.locator(".heads button").evaluate_all(
+        "all => all.map((one) => one.querySelector('span').textContent.split(' ')[0])"
+    )
+    assert order != sorted(order)
+    chosen = page.locator(".heads button[aria-pressed=true] span").first
+    start = order.index(chosen.inner_text().split()[0])
+    for step in range(1, len(order) + 1):
+        page.locator("main").press("]")
+        expect(chosen).to_contain_text(order[(start + step) % len(order)])
 
 
 def test_a_link_restores_what_was_seen(page: Any) -> None:
@@ -377,13 +396,27 @@ def test_curves_grow_while_a_run_trains(page: Any, folder: Path) -> None:
 
 def test_merges_are_walked_one_by_one(page: Any) -> None:
     visit(page, "/tokens?run=translator&text=unbelievable&step=0")
-    pieces = page.locator(".state .chips li")
+    pieces = page.locator(".merges .top")  # the roots of the trees
     assert pieces.count() == len("unbelievable")
     page.get_by_label("Step").focus()
     page.keyboard.press("ArrowRight")
     expect(pieces).to_have_count(len("unbelievable") - 1)
-    expect(page.locator(".state .chips .strong")).to_have_count(1)
+    new = page.locator(".merges .strong")
+    expect(new).to_have_count(1)
+    # Above the two that it joins, which stay in sight.
+    letters = page.locator(".merges .past")
+    expect(letters).to_have_count(2)
+    box, parts = new.bounding_box(), [one.bounding_box() for one in letters.all()]
+    assert all(box["y"] + box["height"] <= part["y"] for part in parts)
+    assert abs(box["x"] - min(part["x"] for part in parts)) < 1
+    assert new.inner_text() == "".join(letters.all_inner_texts())
     assert "step=1" in page.url
+    page.keyboard.press("End")
+    expect(page.locator(".merges .later")).to_have_count(0)
+    tokens = page.locator(".tokens > .chips .piece").all_inner_texts()
+    assert pieces.all_inner_texts() == tokens
+    pairs = f"attention compares {len(tokens) ** 2} pairs instead of {12**2}"
+    expect(page.locator(".tokens .insight")).to_contain_text(pairs)
 
 
 def test_text_is_never_markup(page: Any) -> None:

@@ -116,6 +116,19 @@ def test_positions_are_drawn_as_they_are(page: Any, client: TestClient) -> None:
     expect(page.get_by_role("combobox", name="Run", exact=True)).to_have_value("labels")
 
 
+def test_positions_stand_in_two_columns_with_every_fifth_number(page: Any) -> None:
+    for width in (1280, 1920):
+        page.set_viewport_size({"width": width, "height": 1080})
+        visit(page, "/positions")
+        figures = [one.bounding_box() for one in page.locator(".pairs > figure").all()]
+        assert len(figures) == 4
+        assert [len({box[side] for box in figures}) for side in ("x", "y")] == [2, 2]
+        labels = page.locator(".heatmap").first.locator(".labels text[data-at^=row]")
+        assert labels.all_text_contents() == [str(row) for row in range(0, 64, 5)]
+    page.locator("main").press("s")
+    expect(page.locator("figure.staged h2")).to_contain_text("added to the embedding")
+
+
 def test_a_click_on_a_channel_plots_it(page: Any) -> None:
     visit(page, "/positions?length=24&dim=16")
     table = page.locator(".heatmap").first
@@ -145,7 +158,7 @@ def test_the_lens_shows_the_tokens_of_the_model(page: Any, client: TestClient) -
     visit(page, f"/lens?run=writer&text={quote(SENTENCE)}")
     actual = ask(client, "/api/lens", run="writer", text=SENTENCE)
     cells = page.locator(".lens td")
-    assert cells.count() == 3 * len(actual["given"])
+    assert cells.count() == 3 * len(actual["inputs"])
     last = cells.nth(cells.count() - 1)
     chance = actual["probabilities"][-1][-1][0]
     piece = actual["pieces"][str(actual["top"][-1][-1][0])]
@@ -156,7 +169,7 @@ def test_the_lens_shows_the_tokens_of_the_model(page: Any, client: TestClient) -
     # A wrong token that only repeats the one read is grey.
     for layer, row in enumerate(actual["top"]):
         for at, (top, given, expected) in enumerate(
-            zip(row, actual["given"], actual["expected"], strict=True)
+            zip(row, actual["inputs"], actual["expected"], strict=True)
         ):
             token = actual["pieces"][str(top[0])]
             shade = cells.nth(layer * len(row) + at).evaluate(
@@ -174,7 +187,7 @@ def test_the_lens_shows_the_tokens_of_the_model(page: Any, client: TestClient) -
     assert shared.reads(readout.inner_text(), chance)
     for key in ("ArrowUp", "ArrowLeft", "ArrowLeft"):
         page.keyboard.press(key)
-    assert f"cell=1%2C{len(actual['given']) - 3}" in page.url
+    assert f"cell=1%2C{len(actual['inputs']) - 3}" in page.url
     above = actual["probabilities"][1][-3]
     assert shared.reads(readout.inner_text(), above[0])
     assert shares(page.locator(".bars")) == pytest.approx(above, rel=1e-2, abs=HUNDREDTH)
@@ -426,7 +439,7 @@ def test_an_empty_text_is_a_text_and_back_brings_the_last_one(page: Any) -> None
     expect(page).to_have_url(re.compile("text=(&|$)"))
     settled(page)
     expect(box).to_have_value("")
-    expect(page.locator(".panel .note").first).to_contain_text("0 tokens for 0 characters")
+    expect(page.locator(".panel .chips li")).to_have_count(0)
     link = page.get_by_role("link", name="Flow").get_attribute("href")
     assert re.search("text=(&|$)", link)
 

@@ -88,7 +88,7 @@ def test_first_texts_have_a_gold_alignment() -> None:
 
 def test_tokens_start_unmerged_and_play(page: Any) -> None:
     place = f"/tokens?run=translator&text={quote('unbelievable')}"
-    pieces = page.locator(".state .chips li")
+    pieces = page.locator(".merges .top")
     whole = len("unbelievable")
     page.clock.install()
     page.emulate_media(reduced_motion="reduce")

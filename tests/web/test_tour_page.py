@@ -42,6 +42,10 @@ def test_every_step_shows_its_text_formula_and_view(page: Any) -> None:
             assert "\\" not in formulas.text_content()
             cut = "(place) => place.scrollWidth - place.clientWidth"
             assert page.locator(".telling .math").evaluate(cut) <= 1, step["title"]
+        expect(page.locator(".telling .note").first).to_have_text(
+            f"Step {number + 1} of {len(STEPS)}"
+        )
+        assert number == 0 or page.url.endswith(f"stop={number + 1}")  # counted as on screen
         expect(page.locator(".telling .try")).to_contain_text(step["question"])
         if number + 1 < len(STEPS):
             page.locator("main").press("ArrowRight")
@@ -54,12 +58,12 @@ def test_every_step_shows_its_text_formula_and_view(page: Any) -> None:
 
 def test_a_step_has_an_address_and_forgets_choices_of_another(page: Any) -> None:
     number = next(n for n, step in enumerate(STEPS) if step["title"] == "Softmax")
-    visit(page, f"{PLACE}&stop={number}&head=1")
+    visit(page, f"{PLACE}&stop={number + 1}&head=1")
     expect(page.locator(".openbox h2").first).to_contain_text("Softmax")
     expect(page.locator(".openbox h2").first).to_contain_text("head 2")
     page.get_by_role("button", name="Next").click()
     settled(page)
-    assert f"stop={number + 1}" in page.url
+    assert f"stop={number + 2}" in page.url
     assert "head=" not in page.url
     page.go_back()
     expect(page.locator(".openbox h2").first).to_contain_text("head 2")
@@ -67,7 +71,7 @@ def test_a_step_has_an_address_and_forgets_choices_of_another(page: Any) -> None
 
 def test_keys_of_the_view_act_on_the_state_of_the_step(page: Any) -> None:
     number = next(n for n, step in enumerate(STEPS) if step["title"] == "The causal mask")
-    visit(page, f"{PLACE}&stop={number}")
+    visit(page, f"{PLACE}&stop={number + 1}")
     title = page.locator(".openbox h2").first
     expect(title).to_contain_text("Scores + mask")
     page.locator("main").press("m")
@@ -81,7 +85,7 @@ def test_steps_of_attention_follow_one_head_and_one_cell(page: Any) -> None:
     number = next(n for n, step in enumerate(STEPS) if step["title"] == "Scores")
     seen = []
     for at in range(number, number + 3):
-        visit(page, f"{PLACE}&stop={at}")
+        visit(page, f"{PLACE}&stop={at + 1}")
         expect(page.locator(".openbox h2").first).to_contain_text("head 1")
         expect(page.locator(".origin .total")).to_be_visible()
         text = page.locator(".origin .total output").inner_text()
@@ -100,10 +104,33 @@ def test_steps_of_attention_follow_one_head_and_one_cell(page: Any) -> None:
     assert 0 < weight < 1
 
 
+def test_the_answer_to_a_prediction_is_hidden_until_it_is_asked_for(page: Any) -> None:
+    """It is the sentence that the view computes."""
+    questions = [number for number, step in enumerate(STEPS, start=1) if step["predict"]]
+    assert len(questions) > 1
+    for number in questions:
+        visit(page, f"{PLACE}&stop={number}")
+        sentence = page.locator(".live .openbox .insight:not(:empty)").first
+        expect(sentence).to_be_hidden()
+        page.get_by_role("button", name="Show the answer").click()
+        expect(sentence).to_be_visible()
+        expect(page.locator(".try .answer")).to_have_text(sentence.text_content())
+    page.get_by_role("button", name="Next").click()
+    expect(page.locator(".tour.predicting")).to_have_count(0)
+
+
+def test_the_first_step_shows_sentence_and_translation_on_stage(page: Any) -> None:
+    visit(page, PLACE)
+    translation = page.locator(".live output.sentence").inner_text()
+    expect(page.locator(".live .alignment .insight")).to_be_hidden()
+    page.locator("main").press("s")
+    expect(page.locator("figure.staged .insight")).to_contain_text(f"“{translation}”")
+
+
 def test_back_and_next_stay_in_place(page: Any) -> None:
     places = set()
     for at in range(len(STEPS) - 1):
-        visit(page, f"{PLACE}&stop={at}")
+        visit(page, f"{PLACE}&stop={at + 1}")
         place = page.get_by_role("button", name="Next").bounding_box()
         places.add((place["x"], place["y"]))
     assert len(places) == 1
@@ -128,7 +155,7 @@ def test_the_menu_stays_in_place_from_run_to_run(page: Any) -> None:
 
 def test_on_stage_a_step_is_its_map_with_the_formula_below(page: Any) -> None:
     number = next(n for n, step in enumerate(STEPS) if step["title"] == "Softmax")
-    visit(page, f"{PLACE}&stop={number}")
+    visit(page, f"{PLACE}&stop={number + 1}")
     page.locator("main").press("s")
     staged = page.locator("figure.staged")
     expect(staged.locator(".plane > canvas")).to_be_visible()  # not the diagram
@@ -154,7 +181,7 @@ def test_the_page_and_the_tour_write_formulas_alike(page: Any) -> None:
     letters = {}
     for title, box in (("Softmax", "encoder.self.weights"), ("Embedding and position", "")):
         number = next(n for n, step in enumerate(STEPS) if step["title"] == title)
-        visit(page, f"{PLACE}&stop={number}")
+        visit(page, f"{PLACE}&stop={number + 1}")
         letters[title] = page.locator(".telling math").text_content()
         if box:
             visit(page, f"/flow?run=translator&box={box}")
@@ -171,8 +198,8 @@ def test_steps_have_sentences_in_which_something_happens(page: Any) -> None:
         next(n for n, step in enumerate(STEPS) if step["title"] == title)
         for title in ("Tokens", "Scale")
     )
-    visit(page, f"{PLACE}&stop={tokens}")
+    visit(page, f"{PLACE}&stop={tokens + 1}")
     expect(page.locator(".live .insight").first).to_contain_text("divided into")
-    visit(page, f"{PLACE}&stop={scale}")
+    visit(page, f"{PLACE}&stop={scale + 1}")
     expect(page.locator(".scaled .second").first).to_be_visible()
     expect(page.locator(".openbox .heatmap .insight")).to_contain_text("Without √c")

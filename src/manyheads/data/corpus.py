@@ -150,7 +150,10 @@ def check_folder(folder: str, file_setting: str = "data.folder") -> Path:
         value = path.parent if file_setting == "data.folder" else folder
         raise UserError(f"data.folder={folder} is a file: set {file_setting}={value}")
     if folder and not path.is_dir():
-        raise UserError(f"data.folder={folder} is not a folder: check the path")
+        if path.is_absolute():
+            raise UserError(f"data.folder={folder} is not a folder: check the path")
+        fix = "run the command where it is, or set an absolute path"
+        raise UserError(f"data.folder={folder} is not a folder in {Path.cwd()}: {fix}")
     return path
 
 

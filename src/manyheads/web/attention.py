@@ -123,10 +123,10 @@ def _labels(known: list[str], count: int) -> list[str]:
 
 
 async def tensor(request: Request) -> Response:
-    """GET ?layer&head&dtype&side&own: a tensor of a trace, or one layer or head of it.
+    """GET ?layer&head&dtype&side&normalize: a tensor of a trace, or one layer or head of it.
 
-    `side` limits the rows and columns of a map (see `pooled`). `own=1` divides each map by its
-    maximum, so that the small weights of a long text stay visible as bytes.
+    `side` limits the rows and columns of a map (see `pooled`). `normalize=1` divides each map by
+    its maximum, so that the small weights of a long text stay visible as bytes.
     """
     fields = Fields.of_query(request)
     trace = request.app.state.traces.get(request.path_params["trace"])
@@ -160,7 +160,7 @@ def _packed(
         raise Problem(
             413, f"the tensor has {size >> 20} MiB, more than {max_mib} MiB: request one layer"
         )
-    if fields.number("own", 1) and chosen.ndim > 1:
+    if fields.number("normalize", 1) and chosen.ndim > 1:
         chosen = divided_by_maximum(chosen)
     is_weights = name.endswith((".weights", ".rollout"))  # always between 0 and 1
     low, high = (0.0, 1.0) if is_weights else (None, None)

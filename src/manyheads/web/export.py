@@ -227,8 +227,8 @@ class Recorder:
                     await self.get(path, layer=layer, head=head)
         for item in maps:
             path = f"/api/trace/{trace}/tensor/{item['name']}"
-            for own in (0, 1):
-                await self.get(f"{path}.weights", dtype="u8", side=MAP_SIDE, own=own)
+            for normalize in (0, 1):
+                await self.get(f"{path}.weights", dtype="u8", side=MAP_SIDE, normalize=normalize)
             for layer in range(item["layers"] if item["rollout"] else 0):
                 await self.get(f"{path}.rollout", layer=layer)
 

@@ -4,6 +4,7 @@ import base64
 import binascii
 import hashlib
 import json
+import zlib
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -34,6 +35,7 @@ from manyheads.web.heads import record_attention
 from manyheads.web.library import Library
 from manyheads.web.responses import Fields, Problem, json_answer
 from manyheads.web.traces import Trace, Traces
+from manyheads.web.watch import probe_examples
 
 SPLIT = "valid"
 FORMATS = ("PNG", "JPEG")
@@ -102,13 +104,35 @@ def load_image(opened: LoadedRun, number: int) -> tuple[Picture, dict[str, Any]]
     data = opened.run.data
     if not isinstance(data, ImageData):
         raise UserError(f"{opened.folder.name} has no image data: upload an image")
-    images = _read_split(data)
+    try:
+        images, source = _read_split(data), SPLIT
+    except UserError:
+        # The server may run on another computer, or in another folder, than the training.
+        recorded = _probe_pictures(opened.folder)
+        if recorded is None:
+            raise
+        images, source = recorded, "probes"
     check_size(opened.model.config, images)  # type: ignore[arg-type]
     count = len(images.labels)
     if number >= count:
         raise Problem(400, f"'picture' must be an integer from 0 to {count - 1}")
     label = images.classes[int(images.labels[number])]
-    return images.pixels[number], {"source": SPLIT, "count": count, "label": label}
+    return images.pixels[number], {"source": source, "count": count, "label": label}
+
+
+def _probe_pictures(folder: Path) -> ImageSet | None:
+    """The pictures that the probes of a run hold; None if there are none."""
+    examples = [one for one in probe_examples(folder) if one.get("kind") == "images"]
+    if not examples:
+        return None
+    classes = sorted({one["label"] for one in examples})
+    stored = [
+        np.frombuffer(zlib.decompress(base64.b64decode(one["pixels"])), np.uint8)
+        for one in examples
+    ]
+    pixels = rearrange(np.stack(stored).reshape(-1, *examples[0]["size"]), "n h w c -> n c h w")
+    labels = np.array([classes.index(one["label"]) for one in examples])
+    return ImageSet(pixels, labels, classes)
 
 
 @lru_cache(maxsize=1)

@@ -178,7 +178,7 @@ def lens_table(opened: LoadedRun, states: DecoderStates) -> dict[str, Any]:
     known = sorted({token for layer in ids for position in layer for token in position})
     return {
         "layers": len(states.states) - 1,
-        "given": tokenizer.subwords(states.decoder_ids),
+        "inputs": tokenizer.subwords(states.decoder_ids),
         "expected": [
             None if token is None else tokenizer.subwords([token])[0] for token in states.expected
         ],

@@ -44,14 +44,14 @@ def _probes(fields: Fields, library: Library) -> Response:
     folder = library.find(fields.text("run")) / FOLDER
     since = fields.number("since", 2**53) or 0
     answer = read_records(folder / PROBES, since, fields.text("version", ""), _parse)
-    answer["sentences"] = _examples(folder.parent)
+    answer["sentences"] = probe_examples(folder.parent)
     if fields.number("last", 1):
         answer["records"] = answer["records"][-1:]
     answer["weights"] = kept_steps(folder.parent)
     return JSONResponse(answer)
 
 
-def _examples(folder: Path) -> list[dict[str, Any]]:
+def probe_examples(folder: Path) -> list[dict[str, Any]]:
     """The examples of a run's probes; none if they cannot be read."""
     try:
         examples = json.loads((folder / FOLDER / SENTENCES).read_text("utf-8"))
@@ -83,7 +83,7 @@ def _removed(fields: Fields, library: Library) -> Response:
     if not isinstance(names, list) or len(names) > MOST_OFF:
         raise Problem(400, f"'off' must be a list of at most {MOST_OFF} heads")
     heads_off = [HeadId.parse(str(name)) for name in names]
-    sentences = _examples(library.find(run))
+    sentences = probe_examples(library.find(run))
     if number >= len(sentences):
         raise Problem(400, f"'sentence' must be an integer from 0 to {len(sentences) - 1}")
     if "source" not in sentences[number]:

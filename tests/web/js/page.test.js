@@ -22,6 +22,7 @@ const { byteOf, css, LINES, NOTHING, rgb, scaleFor } = await import(`${page}/col
 const { exact, percent, shown, spelled, visible } = await import(`${page}/dom.js`);
 const { csv, wrapped } = await import(`${page}/exports.js`);
 const { cellOf, coverages, greatestHead, limited, reordered, tellingCell } = await import(`${page}/fitting.js`);
+const { mergeTree } = await import(`${page}/tokens.js`);
 const { diagram, headDiagram, headOf, pathOf, sublayers } = await import(`${page}/flowlayout.js`);
 const { attentionStory, bareWord, classStory, concentration, deciding, fillStory, goldCells, knockStory, lookStory, lossStory, mostHelped, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, stepStory, tokenStory, wordsOf } = await import(`${page}/insights.js`);
 const { handsOf } = await import(`${page}/dials.js`);
@@ -31,7 +32,7 @@ const { offsetsOf, roleOf } = await import(`${page}/headgrid.js`);
 const { strongest } = await import(`${page}/lines.js`);
 const { address, change, onChange, pageName, read } = await import(`${page}/state.js`);
 const { columnsFor, greedyPath } = await import(`${page}/tree.js`);
-const { captionLines, drawBars, justified, mostReordered, tiling } = await import(`${page}/watchparts.js`);
+const { captionLines, drawBars, drawDots, justified, mostReordered, tiling } = await import(`${page}/watchparts.js`);
 const { alignmentNames, layout } = await import(`${page}/watchview.js`);
 const { captionOf, chosen, compared, farthest, halfOf, milestones, pace, regularHead, tellMove } = await import(`${page}/watchstory.js`);
 
@@ -215,13 +216,16 @@ test("what Watch says is computed from the probes", () => {
   assert.deepEqual(milestones(story, 0), [{ at: 1, text: "first right word" }, { at: 2, text: "all right" }]);
   const dots = { ...story, probes: [probe([".", "."], 8, ...still), ...story.probes] };
   assert.equal(milestones(dots, 0)[0].at, 2); // a point is right, but no word
-  const position = pace(story);
+  const position = pace(story, 0);
   assert.equal(position(0), 0);
   assert.equal(position(1), 3);
+  // It rests at both milestones, and nowhere else.
+  const resting = (at) => Array.from({ length: 1001 }, (_, n) => position(n / 1000)).filter((now) => now === at).length / 1001;
+  assert.deepEqual([0.5, 1, 1.5, 2].map((at) => resting(at) > 0.07), [false, true, false, true]);
   const taken = (from, to) => Array.from({ length: 1001 }, (_, n) => position(n / 1000)).filter((at) => at >= from && at < to).length;
   assert.ok(taken(1, 2) > taken(0, 1)); // slow where the loss changes most
   const flat = { ...story, probes: [9, 9, 9, 9, 9, 9, 9, 1, 9, 1].map((loss) => probe(target, loss, ...still)) };
-  const share = (from, to) => Array.from({ length: 1001 }, (_, n) => pace(flat)(n / 1000)).filter((at) => at >= from && at < to).length / 1001;
+  const share = (from, to) => Array.from({ length: 1001 }, (_, n) => pace(flat, 0)(n / 1000)).filter((at) => at >= from && at < to).length / 1001;
   assert.ok(share(0, 6) < 0.1); // nothing is learned, even if it takes most of the probes
   assert.ok(share(7, 9) < 0.05); // nor when the loss only comes back
 });
@@ -373,15 +377,39 @@ const candidates = (later) => {
   return [node(1, -1, " jetzt", -0.5), node(1, -1, " dir", -0.9), node(1, -1, " nun", -3, { state: "pruned" }), node(2, 1, "</s>", later, ended(1)), node(2, 0, "</s>", -1.5, ended(2))];
 };
 
+test("dials have their numbers where these fit, on a phone too", () => {
+  const written = (shares, box) => {
+    const texts = [];
+    const measured = { measureText: (text) => ({ width: 6 * text.length }), fillText: (text) => texts.push(text) };
+    const context = new Proxy(measured, { get: (known, name) => known[name] ?? (() => {}), set: () => true });
+    drawDots(context, shares, ["words aligned by each head", "aligned"], { hidden: new Set() }, {}, { first: 28, ...box });
+    return texts;
+  };
+  const phone = { narrow: true, right: 316, headerEnd: 115 };
+  assert.deepEqual(written([0.69, 0.76, 0.58, 0.65], phone), ["69 %", "76 %", "58 %", "65 %"]);
+  assert.deepEqual(written(Array(8).fill(0.5), phone), []);
+  assert.deepEqual(written([0.69, 0.76], { right: 900, headerEnd: 300 }), ["69 %", "76 %", "words aligned by each head"]);
+});
+
+test("the merges of a text are a tree for each token", () => {
+  const steps = [["a", "b", "c", " ", "a", "b"], ["ab", "c", " ", "ab"], ["abc", " ", "ab"], ["abc", " ab"]];
+  const trees = mergeTree(steps);
+  assert.deepEqual(trees.map((spans) => spans.map(({ text, level, step, until }) => [text, level, step, until])), [
+    [["a", 0, 0, 1], ["b", 0, 0, 1], ["c", 0, 0, 2], ["ab", 1, 1, 2], ["abc", 2, 2, Infinity]],
+    [[" ", 0, 0, 3], ["a", 0, 0, 1], ["b", 0, 0, 1], ["ab", 1, 1, 3], [" ab", 2, 3, Infinity]],
+  ]);
+  assert.equal(mergeTree([["unable"], ["un", "##able"]]), null); // WordPiece divides
+});
+
 test("the outcome names the step at which the best text leaves the path of greedy search", () => {
   const nodes = candidates(-1);
   const [best, other] = [{ text: "dir", score: -0.8, log_probability: -1 }, { text: "jetzt", score: -1.5, log_probability: -1.5 }];
   const search = { width: 2, vocabulary: 50, nodes };
   const missed = { ...search, greedy: [other], beam: [best, other] };
-  assert.match(outcomeOf(missed), /ends with “jetzt”, score −1.5\. At step 1 the beam also keeps “dir”, candidate 2, and ends with “dir”, score −0.8/);
-  assert.match(outcomeOf(missed), /score −0.8\.$/); // log P is higher too
+  assert.match(outcomeOf(missed), /writes “jetzt” \(−1.5\)\. The beam keeps “dir” at step 1 and finds “dir” \(−0.8\)/);
+  assert.match(outcomeOf(missed), /\(−0.8\)\.$/); // log P is higher too
   const longer = { ...best, log_probability: -1.6 };
-  assert.match(outcomeOf({ ...missed, beam: [longer, other] }), /score −0.8, although its log P is lower \(−1.6 against −1.5\): dividing by lp \(the length penalty\) decides\.$/);
+  assert.match(outcomeOf({ ...missed, beam: [longer, other] }), /\(−0.8\); its log P is lower \(−1.6, not −1.5\): the length penalty decides\.$/);
   assert.match(outcomeOf({ ...search, greedy: [best], beam: [best] }), /same text\.$/); // “dir” was candidate 2
   assert.match(outcomeOf({ ...search, greedy: [best], beam: [other] }), /Greedy search finds a better/);
   assert.deepEqual(greedyPath(nodes), [0, 4]);
@@ -393,7 +421,7 @@ test("a step of the search tells what is dropped, and what greedy search drops",
   const search = { width: 2, vocabulary: 50, nodes: candidates(-1), greedy: [other], beam: [best, other] };
   assert.match(stepStory(search, 1), /^Step 1 of 2: of 50 continuations the beam keeps 2\. Greedy search drops “dir”, only candidate 2; the beam keeps it/);
   assert.match(stepStory(search, 1), /best score\.$/);
-  assert.match(stepStory({ ...search, beam: [{ ...best, log_probability: -1.6 }, other] }, 1), /best score, although its log P is lower .* dividing by lp/);
+  assert.match(stepStory({ ...search, beam: [{ ...best, log_probability: -1.6 }, other] }, 1), /best score; its log P is lower .* the length penalty decides/);
   assert.match(stepStory({ ...search, greedy: [best] }, 1), /The last of them is “dir” \(−0.9\); “nun” \(−3\) is dropped\.$/);
   assert.equal(stepStory(search, 2), outcomeOf(search));
   const longer = { ...search, nodes: [...search.nodes, { ...search.nodes[3], step: 3 }], greedy: [best] };
@@ -572,7 +600,7 @@ test("what a box of Flow shows", () => {
   assert.match(tell("v", [a, b], ["1"], [1, 1], [0, 0], { weights }), /The value of “a” goes most to “b”, with a weight of 60 %/);
   assert.match(tell("mix", [a, b], ["1"], [1, 1], [1, 0], { weights }), /holds 60 % of the value of “a”, 40 % of that of “b”/);
   const output = [0, 4, 3, 0]; // added to x = [1, 0] and [0, 4]
-  assert.match(tell("sum", [a, b], ["1", "2"], [1, 4, 3, 4], [0, 0], { of: () => output }), /^Self-attention changes “a” most: it adds a vector of length 4 to one of 1\./);
+  assert.match(tell("sum", [a, b], ["1", "2"], [1, 4, 3, 4], [0, 0], { of: () => output }), /^Self-attention changes “a” most: it adds a vector of length 4, and ‖x‖ goes from 1 to 4\.1\./);
   assert.match(tell("states", [a, b, c], ["1", "2"], [1, 0, 0, 1, 2, 0.1], [0, 0]), /^“a” and “c” have the most similar vectors/);
   assert.deepEqual(lengthsOf([3, 4, 0, 1], 2), [5, 1]);
   assert.equal(softmax([1000, 0])[0], 1);

@@ -55,8 +55,8 @@ export async function post(path, body, signal = undefined) {
 /**
  * A tensor of a trace, or one layer or head of it.
  * @param {string} trace @param {string} name as `encoder.self.weights`
- * @param {{layer?: number, head?: number, dtype?: string, side?: number, own?: number}} [which]
- * `side` limits rows and columns by max-pooling; `own` divides each map by its maximum
+ * @param {{layer?: number, head?: number, dtype?: string, side?: number, normalize?: number}} [which]
+ * `side` limits rows and columns by max-pooling; `normalize` divides each map by its maximum
  * @returns {Promise<Tensor>}
  */
 export async function tensor(trace, name, which = {}, signal = undefined) {

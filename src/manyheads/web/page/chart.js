@@ -6,6 +6,7 @@ import { Figure, onArrow } from "./figure.js";
 
 const MARGIN = { left: 62, right: 16, bottom: 42 };
 const LETTER = 7; // the width of a letter
+const TITLE = 18; // the width of the title of the y axis
 const LINE = 18; // the height of a line of the legend
 
 /**
@@ -45,7 +46,7 @@ export function smooth(points, share) {
 }
 
 export class Chart extends Figure {
-  /** @param {{name: string, title: string, across?: string, tall?: number, moved?: (step: number) => void}} about `moved` is called with the step under the cursor */
+  /** @param {{name: string, title: string, across?: string, tall?: number, moved?: (step: number) => void}} about `moved` is called with the step under the cursor; the titles of the axes are `across` and that of `show` */
   constructor({ name, title, across = "step", tall = 290, moved = () => {} }) {
     super("chart");
     this.moved = moved;
@@ -63,7 +64,7 @@ export class Chart extends Figure {
       onkeydown: (event) => this.walk(event),
       onpointermove: (event) => this.point(event),
     });
-    this.note = element("p", { class: "note told" });
+    this.note = element("p", { class: "note on-stage" });
     this.size = { width: 560, height: tall };
     this.fill(this.place);
     this.root.append(this.note);
@@ -94,15 +95,17 @@ export class Chart extends Figure {
     const lines = 1 + Math.max(0, ...this.legend().map(({ line }) => line));
     const { x, y, least } = this.ranges();
     const labels = this.ticks(x, y, least).map((axis) => axis.map((tick) => LETTER * exact(tick).length));
-    const left = Math.max(MARGIN.left, 12 + Math.max(...labels[1]));
+    const left = Math.max(MARGIN.left, 12 + Math.max(...labels[1]) + (this.up ? TITLE : 0));
     return { ...this.size, ...MARGIN, left, right: Math.max(MARGIN.right, 4 + Math.max(...labels[0]) / 2), top: 10 + LINE * lines };
   }
 
-  /** @param {Series[]} series @param {{logX?: boolean, logY?: boolean, note?: string}} [how] */
-  show(series, { logX = false, logY = false, note = "" } = {}) {
+  /** @param {Series[]} series @param {{logX?: boolean, logY?: boolean, note?: string, up?: string, number?: (value: number) => string}} [how] `up` is the title of the y axis, `number` a value in the read-out */
+  show(series, { logX = false, logY = false, note = "", up = "", number = shown } = {}) {
     this.root.hidden = false;
     const fits = ([x, y]) => (!logX || x > 0) && (!logY || y > 0);
-    this.series = series.map((one, number) => ({ style: "line", colour: LINES[number % LINES.length], ...one, points: one.points.filter(fits) }));
+    this.series = series.map((one, place) => ({ style: "line", colour: LINES[place % LINES.length], ...one, points: one.points.filter(fits) }));
+    this.up = up;
+    this.number = number;
     this.logX = logX;
     this.logY = logY;
     this.note.textContent = note;
@@ -126,7 +129,7 @@ export class Chart extends Figure {
     const step = this.steps[this.at];
     const readings = this.series.flatMap(({ name, points, mute }) => {
       const point = mute ? null : points.find(([x]) => x === step); // series may have different steps
-      return point ? [`${name} ${shown(point[1])}`] : [];
+      return point ? [`${name} ${this.number(point[1])}`] : [];
     });
     this.output.textContent = `${this.across} ${step}: ${readings.join(", ")}`;
   }
@@ -209,6 +212,7 @@ export class Chart extends Figure {
       parts.push(`<text x="${left - 6}" y="${toY(tick) + 4}" text-anchor="end">${exact(tick)}</text>`);
     }
     parts.push(`<text x="${(left + width - right) / 2}" y="${height - 6}" text-anchor="middle">${escaped(this.across)}</text>`);
+    if (this.up) parts.push(`<text transform="translate(12 ${(top + height - bottom) / 2}) rotate(-90)" text-anchor="middle">${escaped(this.up)}</text>`);
     this.series.forEach(({ points, style, colour, faint }) => {
       const places = points.map(([a, b]) => [toX(a).toFixed(1), toY(b).toFixed(1)]);
       if (style === "dots" || places.length === 1) {

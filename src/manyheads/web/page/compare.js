@@ -80,7 +80,7 @@ export class Comparison {
     const panel = (name, at) => html`<div>
       <h2>${name}</h2>
       ${words[at] ? html`<p class="sentence">${words[at]}</p>` : nothing}
-      ${outputs[at].log_probability === undefined ? nothing : html`<p class="note told">log P(same text) = ${shown(outputs[at].log_probability)}</p>`}
+      ${outputs[at].log_probability === undefined ? nothing : html`<p class="note on-stage">log P(same text) = ${shown(outputs[at].log_probability)}</p>`}
     </div>`;
     render(html`<h2>Compared with ${names[1]}</h2><div class="outputs">${names.map(panel)}</div>${note ? html`<p class="note">${note}</p>` : nothing}`, this.about);
   }
@@ -111,8 +111,8 @@ export class Comparison {
     const begun = await this.begin({ run: run.name, text, output: mine.output }, beside, signal);
     if (!begun) return;
     const [a, b] = await Promise.all([run.name, beside].map((name) => post("/api/lens", { run: name, text, target: begun.target }, signal)));
-    if (a.layers !== b.layers || !isEqual(a.given, b.given)) return this.say("The two models have other tokens or other layers: there is no difference map.");
-    const columns = a.given.filter((_, at) => a.expected[at] !== null);
+    if (a.layers !== b.layers || !isEqual(a.inputs, b.inputs)) return this.say("The two models have other tokens or other layers: there is no difference map.");
+    const columns = a.inputs.filter((_, at) => a.expected[at] !== null);
     const values = (table) => Float32Array.from(table.wanted.flatMap((row) => row.filter((one) => one !== null)));
     const rows = a.wanted.map((_, layer) => (layer ? `layer ${layer}` : "embedding"));
     const title = "Probability of the next token after each layer";

@@ -1,9 +1,9 @@
 // Templates (lit-html), elements, and the controls that all pages use.
 
-import { percent, shown } from "./numbers.js";
+import { percent, points, shown } from "./numbers.js";
 import { html, nothing, render } from "./vendor/lit-html.js";
 
-export { html, nothing, percent, render, shown };
+export { html, nothing, percent, points, render, shown };
 
 /** @typedef {import("./vendor/lit-html.js").TemplateResult} Template */
 /** @typedef {Template|Node|string|null} Part what a template can hold */

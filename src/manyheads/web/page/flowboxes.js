@@ -2,10 +2,10 @@
 // width is the mean norm ‖x‖. Geometry comes from flowlayout.js.
 
 import { byteOf, css, paint, scaleFor } from "./colour.js";
-import { afterPause, element, escaped, shown, svgElement, visible } from "./dom.js";
+import { afterPause, element, escaped, plain, shown, svgElement, visible } from "./dom.js";
 import { Figure } from "./figure.js";
 import { diagram, headDiagram, headOf, pathOf, sublayers } from "./flowlayout.js";
-import { lengthsOf } from "./flowstory.js";
+import { diagramStory, lengthsOf } from "./flowstory.js";
 
 const KINDS = { layer: "", self: "self-attention", cross: "cross-attention", feedforward: "feed-forward" };
 const SMALL = 64; // columns of a small map; of wider ones it shows means of several
@@ -96,7 +96,7 @@ export class FlowBoxes extends Figure {
   }
 
   /**
-   * @param {Box[]} boxes @param {{box: Box, layer: number, head: number, zoom: string, labels: Function}} how
+   * @param {Box[]} boxes @param {{box: Box, layer: number, head: number, zoom: string, labels: Function, next: import("./flowstory.js").Next|null}} how
    * @param {Map<string, {shape: number[], values: Float32Array}>} numbers of the layer and head
    * @param {Map<string, import("./api.js").Tensor>} heads the weights of all layers and heads, u8
    */
@@ -108,13 +108,13 @@ export class FlowBoxes extends Figure {
     this.layer = how.layer;
     this.zoom = how.zoom;
     this.labels = how.labels;
+    this.next = how.next;
     /** @type {Map<string, number[]>} */
     this.ranges = new Map();
     this.columns = [...new Set(boxes.map((box) => box.column))];
     this.lengths = new Map(boxes.filter(isVectors).flatMap((box) => (numbers.has(box.name) ? [[box.name, lengthsOf(numbers.get(box.name).values, numbers.get(box.name).shape[0])]] : [])));
     this.longest = Math.max(1e-9, ...boxes.filter(isStream).flatMap((box) => this.lengths.get(box.name) ?? []));
     this.where = { model: "all layers", layer: `layer ${how.layer + 1}, head ${how.head + 1}`, head: `layer ${how.layer + 1}, head ${how.head + 1}` }[how.zoom];
-    this.open("");
     this.name = "flow";
     this.draw();
     this.shineLater();
@@ -147,7 +147,7 @@ export class FlowBoxes extends Figure {
 
   /** The height that the window, or the stage, has for the diagram; a phone scrolls. */
   limit() {
-    if (this.isStaged()) return this.root.clientHeight - 44;
+    if (this.isStaged()) return this.root.clientHeight - this.insight.offsetHeight - 48;
     if (innerWidth < 960) return 0;
     const top = this.frame.getBoundingClientRect().top + scrollY;
     return Math.max(380, innerHeight - top - 66);
@@ -164,12 +164,12 @@ export class FlowBoxes extends Figure {
     const within = this.plane.contains(document.activeElement);
     const width = (this.drawn = this.room());
     const column = this.box.column;
-    const limit = this.limit();
-    this.fitted = `${width} ${limit}`;
     this.isHead = this.zoom === "head" || (this.isStaged() && this.box.name.startsWith(`${column.name}.${this.attention()}.`));
     // A step of the tour has room for one column.
     const columns = width < 560 && this.root.closest(".live") ? [column] : this.columns;
-    this.heading.textContent = `${(this.isHead ? [column] : columns).map(nameOf).join(" and ")}: ${this.where}`;
+    this.open(`${(this.isHead ? [column] : columns).map(nameOf).join(" and ")}: ${this.where}`, this.story());
+    const limit = this.limit();
+    this.fitted = `${width} ${limit}`;
     this.made = this.isHead
       ? headDiagram(column, this.attention(), { layer: Math.min(this.layer, column.layers - 1), width, rows: column.tokens.length, limit })
       : diagram(columns, { layer: this.layer, zoom: this.zoom, width, limit, chosen: this.box.name });
@@ -185,6 +185,32 @@ export class FlowBoxes extends Figure {
     if (!chosen) return;
     this.reveal(chosen);
     if (within) chosen.focus({ preventScroll: true });
+  }
+
+  /** What the stage says below the heading. */
+  story() {
+    const part = this.isHead ? this.attention() : "all";
+    const isLast = !this.isHead || this.box.column === this.columns.at(-1); // an encoder predicts nothing
+    return diagramStory(part === "self" && this.numbers.has(`${this.box.column.name}.self.masked`) ? "masked" : part, isLast ? this.next : null);
+  }
+
+  /** Shows the most probable tokens at another position. @param {import("./flowstory.js").Next|null} next */
+  predict(next) {
+    this.next = next;
+    this.insight.textContent = this.story();
+    const place = this.plane.querySelector(".next");
+    if (place) place.replaceChildren(...this.likeliest());
+  }
+
+  /** The rows of the next tokens. */
+  likeliest() {
+    const { label, words, chances, isMasked } = this.next;
+    const row = (word, at) => {
+      const made = element("span", { class: "row", "data-token": word }, element("span", {}, visible(word)), chances[at] < 0.005 ? "<1 %" : `${Math.round(100 * chances[at])} %`);
+      made.style.setProperty("--share", String(chances[at]));
+      return made;
+    };
+    return [...words.slice(0, 3).map(row), element("strong", {}, `${isMasked ? "at" : "after"} ${plain(label)}`)];
   }
 
   /** Groups, buses, edges and texts as SVG. @param {(kind: string) => string} colour of a role */
@@ -215,7 +241,7 @@ export class FlowBoxes extends Figure {
     }
     for (const { x, y, text, anchor, kind } of texts) {
       const [title, name] = kind.split(" ");
-      const look = title === "title" ? `font-size="15" font-weight="700" fill="${colour(name)}"` : `font-size="13" font-weight="700" fill="${colour("text")}"`;
+      const look = title === "stub" ? `font-size="11.5" font-weight="600" fill="${colour(name)}"` : title === "title" ? `font-size="15" font-weight="700" fill="${colour(name)}"` : `font-size="13" font-weight="700" fill="${colour("text")}"`;
       inside += `<text x="${x}" y="${y}" text-anchor="${anchor}" ${look}>${escaped(text)}</text>`;
     }
     for (const node of nodes) if (node.kind === "tile" && this.isHead) inside += this.rowLabels(node, colour);
@@ -243,6 +269,7 @@ export class FlowBoxes extends Figure {
 
   button(node) {
     const { box, kind } = node;
+    if (kind === "next") return element("button", { type: "button", class: kind, tabindex: "-1", title: "The most probable tokens", onclick: () => this.choose(box.name) }, ...this.likeliest());
     const chosen = box.name === this.box.name;
     const role = ROLES[box.name.split(".").at(-1)];
     const inside = {
@@ -321,15 +348,16 @@ export class FlowBoxes extends Figure {
 
   drawing() {
     const style = getComputedStyle(document.documentElement);
-    const plain = { back: "#f6f7f8", edge: "#c8ccd0", quiet: "#555a60", text: "#111" };
-    const colour = (kind) => plain[kind] ?? style.getPropertyValue(`--${kind}`).trim();
+    const fixed = { back: "#f6f7f8", edge: "#c8ccd0", quiet: "#555a60", text: "#111" };
+    const colour = (kind) => fixed[kind] ?? style.getPropertyValue(`--${kind}`).trim();
     let inside = this.lines(colour);
     for (const { kind, box, x, y, width, height, ...node } of this.made.nodes) {
       const label = (text, at) => `<text x="${x + width / 2}" y="${at}" text-anchor="middle" font-size="11">${escaped(text)}</text>`;
       if (kind === "tile") {
         const image = this.buttons.get(box.name).querySelector("canvas").toDataURL();
         inside += `<image x="${x}" y="${y}" width="${width}" height="${height - 22}" preserveAspectRatio="none" image-rendering="pixelated" href="${image}"/><rect x="${x}" y="${y}" width="${width}" height="${height - 22}" fill="none" stroke="#777"/>${label(box.title, y + height - 8)}`;
-      } else if (kind === "sum") inside += `<circle cx="${x + width / 2}" cy="${y + height / 2}" r="${width / 2}" fill="#fff" stroke="#111"/>${label("+", y + height / 2 + 4)}`;
+      } else if (kind === "next") inside += this.likeliest().map((row, at) => label(row.textContent ?? "", y + 12 + 15 * at)).join("");
+      else if (kind === "sum") inside += `<circle cx="${x + width / 2}" cy="${y + height / 2}" r="${width / 2}" fill="#fff" stroke="#111"/>${label("+", y + height / 2 + 4)}`;
       else if (kind === "tokens") inside += label(box.column.tokens.map(visible).join(" ").slice(0, width / 6), y + 18);
       else inside += `<rect x="${x}" y="${y}" width="${width}" height="${height}" rx="5" fill="${css(0)}" stroke="#999"/>${label(node.title ?? KINDS[node.of], y + height / 2 + 4)}`;
     }

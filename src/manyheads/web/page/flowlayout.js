@@ -21,7 +21,7 @@ const NARROW = 560; // below this width the decoder is under the encoder
  * @property {string[]} tokens @property {number[]} ids @property {string[]} stream @property {number} scale
  * @property {Record<string, number[]>} norms
  * @typedef {object} Node a box with its rectangle
- * @property {string} kind "tile", "sum", "tokens" or "closed" @property {Box|null} box
+ * @property {string} kind "tile", "sum", "tokens", "closed" or "next" (the next tokens) @property {Box|null} box
  * @property {number} x @property {number} y @property {number} width @property {number} height
  * @property {string} [of] @property {string} [title] @property {number} [layer] @property {Column} [column] of a closed layer
  * @typedef {{x: number, y: number, width: number, height: number, title: string, layer: number, column: Column}} Group
@@ -250,6 +250,13 @@ class ColumnLayout {
     }
   }
 
+  /** The encoder's output as a word above K and V, where the diagram has no encoder. */
+  stub(targets, end, to) {
+    const [x, rail] = targets.at(-1);
+    this.made.texts.push({ x: end, y: rail - 7, text: "Encoder output", anchor: "end", kind: "stub encoder" });
+    for (const [over, , below] of targets) this.edge([[x, rail - 3], [x, rail], [over, rail], [over, below]], "encoder", "encoder.states", to);
+  }
+
   attention(kind, layer) {
     const first = this.y;
     const place = `${this.place}.${kind}`;
@@ -283,7 +290,8 @@ class ColumnLayout {
     }
     if (kind === "cross") {
       const targets = ["k", "v"].map((what) => [middle(at[what]), rail, row(0)]);
-      this.fromEncoder(targets, layer);
+      if (this.made.nodes.some((node) => node.box?.column.name === "encoder") || this.made.encoderEnd) this.fromEncoder(targets, layer);
+      else this.stub(targets, at.v.x + at.v.width, `${this.place}.${kind}.${layer}`);
     }
     // Q · Kᵀ → scores → softmax → · V
     const down = (one, other, color) => this.edge([[middle(at[one]), bottom(at[one])], [middle(at[one]), at[other].y]], color, `${place}.${one}`, `${place}.${other}`);
@@ -363,6 +371,13 @@ class ColumnLayout {
       const from = at ? this.side(nodes[at - 1], true) : this.busX;
       this.edge([[from, center], [this.side(node), center]], "stream", at ? nodes[at - 1].box.name : "bus", node.box.name);
     });
+    const last = nodes.at(-1);
+    if (last?.box.name.endsWith(".distribution") && parts.length < 4) {
+      const next = this.add(last.box, parts.length, this.y, "next");
+      if (this.mirrored) next.x -= this.gap;
+      next.width += this.gap;
+      this.edge([[this.side(last, true), center], [this.side(next), center]], "stream", last.box.name, "next");
+    }
     if (this.column.name === "encoder" && !nodes.some((node) => node.box.name === "encoder.states")) {
       this.made.encoderEnd = { x: this.busX, y: this.y - this.tall / 2, width: 0, height: this.tall / 2 };
     }

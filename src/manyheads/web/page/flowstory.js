@@ -34,7 +34,26 @@ export function softmax(scores) {
   return shares.map((share) => share / total);
 }
 
+/** @type {Record<string, string>} */
+const SOURCES = {
+  self: "Queries, keys and values come from the same tokens.",
+  masked: "Queries, keys and values come from the same tokens; the mask hides the later ones.",
+  cross: "Queries come from the decoder, keys and values from the encoder’s output.",
+  all: "Each part reads the residual stream x and adds its output to it.",
+};
+
+/**
+ * What the diagram shows on stage, and what the model predicts.
+ * @param {string} part a key of SOURCES @param {Next|null} next
+ */
+export function diagramStory(part, next) {
+  return next ? `${SOURCES[part]} ${next.isMasked ? "At" : "After"} ${said(next.label)} the model predicts ${said(next.words[0])}: ${percent(next.chances[0])}.` : SOURCES[part];
+}
+
+/** @typedef {{label: string, words: string[], chances: number[], isMasked: boolean}} Next the most probable tokens at a position; `isMasked`: those of a masked language model */
 /** @typedef {{rows: string[], columns: string[], values: ArrayLike<number>}} Matrix */
+
+const WHY = " So one pass trains all positions, and none can copy its answer.";
 
 /**
  * What a map of the forward pass shows; empty where no sentence is computed.
@@ -51,8 +70,8 @@ export function boxStory({ name, words }, matrix, [row, column], near) {
   const hidden = scores ? columns.filter((_, key) => scores[row * columns.length + key] === -Infinity).length : 0;
   if (what === "weights") return weightStory(matrix, row) + (hidden ? ` ${tokens(hidden)} that it must not see ${hidden > 1 ? "get" : "gets"} 0.` : "");
   if (what === "mask") return `${at} sees ${columns.filter((_, key) => value(row, key) === 0).length} of ${columns.length} tokens; the scores of the others become −∞.`;
-  if (what === "masked" && value(row, column) === -Infinity) return `${at} must not see ${said(columns[column])}, which comes later: the score is −∞, the weight 0.`;
-  if (what === "masked" && hidden) return `${tokens(hidden)} that ${at} must not see ${hidden > 1 ? "have" : "has"} a score of −∞ (grey): the softmax gives ${hidden > 1 ? "them" : "it"} the weight 0.`;
+  if (what === "masked" && value(row, column) === -Infinity) return `${at} must not see ${said(columns[column])}, which comes later: the score is −∞, the weight 0.${WHY}`;
+  if (what === "masked" && hidden) return `${tokens(hidden)} that ${at} must not see ${hidden > 1 ? "have" : "has"} a score of −∞ (grey): the softmax gives ${hidden > 1 ? "them" : "it"} the weight 0.${WHY}`;
   if (what === "scores" || what === "masked") {
     const [best] = greatest(values, row, columns.length);
     const without = near.scaled ? ` Without √c its weight would be ${percent(near.scaled[1][best])}, not ${percent(near.scaled[0][best])}.` : "";
@@ -113,7 +132,8 @@ function lengthStory(what, rows, values, row, near) {
     const added = lengthsOf(output, rows.length);
     const before = lengthsOf(Array.prototype.map.call(values, (value, at) => value - output[at]), rows.length);
     const most = added.reduce((best, length, at) => (length / before[at] > added[best] / before[best] ? at : best), 0);
-    return `${CHANGES[near.kind]} changes ${said(rows[most])} most: it adds a vector of length ${shown(added[most], 1)} to one of ${shown(before[most], 1)}.`;
+    const now = shown(lengths[most], 1);
+    return `${CHANGES[near.kind]} changes ${said(rows[most])} most: it adds a vector of length ${shown(added[most], 1)}, and ‖x‖ goes from ${shown(before[most], 1)} to ${now}.`;
   }
   const [embedding, position] = what === "input" ? ["embedding", "position"].map((part) => near.of(part)) : [];
   if (embedding && position) return `At ${said(rows[row])} the embedding has length ${shown(lengthsOf(embedding, rows.length)[row], 1)}, the position ${shown(lengthsOf(position, rows.length)[row], 1)}.`;

@@ -1,6 +1,6 @@
 // All heads of a kind of attention as small maps, to be compared, chosen and knocked out.
 
-import { paint, weightScale } from "./colour.js";
+import { byteOf, css, paint, scaleFor, weightScale } from "./colour.js";
 import { element, escaped, shown } from "./dom.js";
 import { Figure, onArrow } from "./figure.js";
 
@@ -89,7 +89,24 @@ export class HeadGrid extends Figure {
     this.cells.style.setProperty("--down", String(Math.ceil(this.order.length / this.across)));
     this.buttons = this.order.map(([layer, head]) => this.cell(bytes, layer, head, chosen));
     this.cells.replaceChildren(...this.buttons);
+    this.output.textContent = map.covered && !by ? "covers: the greatest weight that a source word gets, on average over the words" : "";
     if (within) this.buttons.find((button) => button.tabIndex === 0)?.focus();
+  }
+
+  /** Shows below each head how log P of the same target changes without it. @param {number[][]} changes layers, heads @param {number} size the largest of all attentions */
+  tint(changes, size) {
+    const scale = scaleFor(-size, size);
+    this.buttons.forEach((button, at) => {
+      const [layer, head] = this.order[at];
+      const change = changes[layer][head];
+      if (Number.isNaN(change)) return; // the sweep did not reach it
+      const line = element("span", { class: "change" }, `${change > 0 ? "+" : ""}${shown(change, 2)}`);
+      line.style.background = css(byteOf(change, -size, size), scale);
+      line.style.color = Math.abs(change) > size / 2 ? "#fff" : "#111";
+      button.append(" ", line);
+      button.setAttribute("aria-label", `${button.getAttribute("aria-label")} ${line.textContent}`);
+    });
+    this.output.textContent = "Coloured numbers: change of log P(same target) without this head.";
   }
 
   cell(bytes, layer, head, chosen) {

@@ -117,7 +117,8 @@ export class HeatMap extends Figure {
     const font = few && room >= ROOMY ? LARGE : staged ? STAGE : FONT;
     const letter = LETTER * font;
     const left = Math.min(150, 12 + letter * longest(rows)) + (this.matrix.down ? TITLE : 0);
-    const top = Math.min(110, 14 + letter * 0.75 * longest(columns)) + (this.matrix.across ? TITLE : 0);
+    const corner = this.matrix.across && LETTER * FONT * (this.matrix.across.length + 2) <= left; // above the labels of the rows it takes no height
+    const top = Math.min(110, 14 + letter * 0.75 * longest(columns)) + (this.matrix.across && !corner ? TITLE : 0);
     // Slanted labels of the last columns extend beyond the map.
     const right = Math.min(100, 14 + letter * 0.65 * longest(columns));
     const free = (room - left - right) / columns.length;
@@ -132,13 +133,13 @@ export class HeatMap extends Figure {
     if (this.square) {
       const tall = Math.max(0.5, staged ? largest : Math.min(largest, Math.floor((10 * this.tallest) / rows.length) / 10));
       const cell = Math.max(0.5, Math.min(tall, Math.floor((10 * (room - left - right)) / columns.length) / 10));
-      return { left, top, right, cell, tall: rows.length === columns.length ? cell : tall, font };
+      return { left, top, right, cell, tall: rows.length === columns.length ? cell : tall, font, corner };
     }
-    const cell = Math.max(columns.length > 64 ? 0.25 : 3, Math.min(staged ? 2.2 * largest : few ? (spare ? 3 : 2) * largest : largest, fit));
+    const cell = Math.max(columns.length > 64 ? 0.25 : 3, Math.min(staged ? 3 * largest : few ? (spare ? 3 : 2) * largest : largest, fit));
     const flat = rows.length <= 10 || columns.length > 4 * rows.length;
     const tall = staged && flat && !few ? Math.min(FLAT, largest) : staged || (few && cell > largest) ? Math.min(cell, largest) : flat ? Math.max(cell, Math.min(rows.length <= FEW ? 40 : 20, largest, Math.floor(400 / rows.length))) : spare && few ? Math.max(cell, Math.min(20, largest)) : cell;
     const most = staged ? Infinity : Math.max(2, Math.floor(this.tallest / rows.length));
-    return { left, top, right, cell, tall: Math.min(tall, most), font };
+    return { left, top, right, cell, tall: Math.min(tall, most), font, corner };
   }
 
   place() {
@@ -277,22 +278,23 @@ function ringsOf({ rings }, { left, top, cell, tall }) {
 }
 
 /** Labels of rows and columns as SVG; labels are thinned out if there are many. */
-function labelText({ rows, columns, down, across }, { left, top, cell, tall, font }) {
+function labelText({ rows, columns, down, across }, { left, top, cell, tall, font, corner }) {
   const letter = LETTER * font;
   const every = (size, count, wide) => {
     const least = (wide * letter) / size;
     return least <= 1 ? 1 : ([2, 5, 10, 20, 50, 100].find((step) => step >= least) ?? count);
   };
-  const isNumbered = /^\d\d/.test(columns.at(-1) ?? ""); // slanted numbers need more room than words
+  const numbers = (/** @type {string[]} */ labels) => (/^\d\d/.test(labels.at(-1) ?? "") ? 2.6 : 0); // every fifth number will do
   const text = (label) => escaped(visible(label).slice(0, 18));
   let inside = "";
-  if (across) inside += `<text x="${left + (cell * columns.length) / 2}" y="12" text-anchor="middle">${escaped(across)}</text>`;
+  if (corner) inside += `<text x="${left - 8}" y="${top - 8}" text-anchor="end">${escaped(across)} →</text>`;
+  else if (across) inside += `<text x="${left + (cell * columns.length) / 2}" y="12" text-anchor="middle">${escaped(across)}</text>`;
   if (down) inside += `<text transform="translate(12 ${top + (tall * rows.length) / 2}) rotate(-90)" text-anchor="middle">${escaped(down)}</text>`;
-  for (let row = 0; row < rows.length; row += every(tall, rows.length, 1.27)) {
+  for (let row = 0; row < rows.length; row += every(tall, rows.length, numbers(rows) || 1.27)) {
     const y = top + row * tall + tall / 2 + font / 3;
     inside += `<text x="${left - 5}" y="${y}" font-size="${font}" text-anchor="end" data-at="row ${row}" data-token="${escaped(rows[row])}">${text(rows[row])}</text>`;
   }
-  for (let column = 0; column < columns.length; column += every(cell, columns.length, isNumbered ? 2.1 : 1.65)) {
+  for (let column = 0; column < columns.length; column += every(cell, columns.length, numbers(columns) || 1.65)) {
     const x = left + column * cell + cell / 2 + font / 3;
     inside += `<text transform="translate(${x} ${top - 5}) rotate(-50)" font-size="${font}" data-at="column ${column}" data-token="${escaped(columns[column])}">${text(columns[column])}</text>`;
   }

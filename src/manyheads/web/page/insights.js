@@ -88,12 +88,12 @@ export function outcomeOf({ width, nodes, greedy: [greedy], beam: [best, second]
   }
   if (best.score < greedy.score) return `Greedy search finds a better text here: score ${shown(greedy.score)}; the beam pruned it and ends with ${shown(best.score)}.`;
   const fork = deciding(nodes);
-  const other = fork ? `At step ${nodes[fork.node].step} the beam also keeps ${pieceOf(nodes[fork.node])}, candidate ${fork.rank}, and ends` : "The beam ends";
-  return `Greedy search ends with “${greedy.text}”, score ${shown(greedy.score)}. ${other} with “${best.text}”, score ${shown(best.score)}${byLength(best, greedy)}.`;
+  const kept = fork ? `keeps ${pieceOf(nodes[fork.node])} at step ${nodes[fork.node].step} and ` : "";
+  return `Greedy search writes “${greedy.text}” (${shown(greedy.score)}). The beam ${kept}finds “${best.text}” (${shown(best.score)})${byLength(best, greedy)}.`;
 }
 
 /** What decides if the best result has the lower log P. @param {{log_probability: number}} best @param {{log_probability: number}} greedy */
-const byLength = (best, greedy) => (best.log_probability < greedy.log_probability ? `, although its log P is lower (${shown(best.log_probability)} against ${shown(greedy.log_probability)}): dividing by lp (the length penalty) decides` : "");
+const byLength = (best, greedy) => (best.log_probability < greedy.log_probability ? `; its log P is lower (${shown(best.log_probability)}, not ${shown(greedy.log_probability)}): the length penalty decides` : "");
 
 /** A candidate as a word. @param {import("./tree.js").Candidate} node */
 const pieceOf = ({ piece }) => (SPECIAL.test(piece) ? "the end" : `“${piece.trim()}”`);
@@ -168,16 +168,22 @@ export function knockStory(full, without, off) {
   const chance = `the probability of the complete model’s text goes from ${percent(Math.exp(full.log_probability))} to ${percent(Math.exp(without.log_probability))}`;
   const bare = (words) => words.map((word) => word.replace(/[.,!?]+$/, "")).join(" ");
   const quoted = (words) => `“${bare(words)}”`;
-  const told = replaced(full.text, without.free).flatMap(({ gone, come }) => {
+  const changes = replaced(full.text, without.free).flatMap(({ gone, come }) => {
     if (gone.length && come.length) return bare(gone) === bare(come) ? [] : [`${quoted(gone)} becomes ${quoted(come)}`];
     return gone.length ? [`${quoted(gone)} is lost`] : come.length ? [`${quoted(come)} is new`] : [];
   });
-  return told.length ? `${who}: ${told.join("; ")}; ${chance}.` : `${who} the model writes the same; ${chance}.`;
+  return changes.length ? `${who}: ${changes.join("; ")}; ${chance}.` : `${who} the model writes the same; ${chance}.`;
 }
 
 const bytesOf = (text) => new TextEncoder().encode(text).length;
 /** A piece that is no text has its bytes spelled out: \\xc3. */
 const pieceBytes = (piece) => bytesOf(piece.replace(/\\x[0-9a-f]{2}/g, "?"));
+
+/** Why subwords matter: what attention over them saves. @param {number} characters @param {number} tokens */
+export function lengthGain(characters, tokens) {
+  const pairs = (count) => (count * count).toLocaleString("en");
+  return tokens && tokens < characters ? `${characters} characters are ${tokens} tokens: attention compares ${pairs(tokens)} pairs instead of ${pairs(characters)}.` : "";
+}
 
 /** The letter or word that is divided into most tokens, or how many are unknown. @param {string} text @param {string[]} pieces */
 export function tokenStory(text, pieces) {

@@ -33,7 +33,7 @@ export class LensTable extends Figure {
   }
 
   /**
-   * @param {{name: string, title: string, rows: string[], given: string[], expected: (string|null)[],
+   * @param {{name: string, title: string, rows: string[], inputs: string[], expected: (string|null)[],
    *   insight: string, tokens: string[][], values: number[][], low: number, high: number, what: string}} lens
    * @param {[number, number]} at
    */
@@ -41,18 +41,18 @@ export class LensTable extends Figure {
     this.open(lens.title, lens.insight);
     this.name = lens.name;
     this.lens = lens;
-    this.cells = lens.rows.map((_row, layer) => lens.given.map((_column, position) => this.cell(layer, position)));
+    this.cells = lens.rows.map((_row, layer) => lens.inputs.map((_column, position) => this.cell(layer, position)));
     for (const [number, scale] of [weightScale(), /** @type {const} */ ("wrong"), /** @type {const} */ ("repeated")].entries()) paint(this.bars[number], Uint8Array.from({ length: 256 }, (_, byte) => byte), 1, 256, scale);
     this.most.textContent = `${shown(lens.low)} to ${shown(lens.high, 2)}`;
     const known = lens.expected.filter((one) => one !== null).length;
     const head = (title, labels) =>
       element("tr", {}, element("th", { scope: "row" }, title), ...labels.map((label) => element("th", { scope: "col" }, label === null ? "" : visible(label))));
     this.body.replaceChildren(
-      head("read", lens.given),
+      head("read", lens.inputs),
       ...lens.rows.map((label, layer) => element("tr", {}, element("th", { scope: "row" }, label, ...this.score(layer, known)), ...this.cells[layer])),
       head("next", lens.expected),
     );
-    this.choose(Math.min(at[0], lens.rows.length - 1), Math.min(at[1], lens.given.length - 1), false);
+    this.choose(Math.min(at[0], lens.rows.length - 1), Math.min(at[1], lens.inputs.length - 1), false);
   }
 
   /** How many next tokens a layer has right, as a number and a bar. */
@@ -67,10 +67,10 @@ export class LensTable extends Figure {
 
   /** The colour scale of a cell: wrong tokens have their own, and those that only repeat the token read. */
   scaleOf(layer, position) {
-    const { tokens, expected, given } = this.lens;
+    const { tokens, expected, inputs } = this.lens;
     const token = tokens[layer][position];
     if (expected[position] === null || token === expected[position]) return weightScale();
-    return token === given[position] ? "repeated" : "wrong";
+    return token === inputs[position] ? "repeated" : "wrong";
   }
 
   cell(layer, position) {
@@ -90,7 +90,7 @@ export class LensTable extends Figure {
 
   walk(event) {
     const [layer, position] = this.at;
-    const steps = { ArrowUp: [layer - 1, position], ArrowDown: [layer + 1, position], ArrowLeft: [layer, position - 1], ArrowRight: [layer, position + 1], Home: [layer, 0], End: [layer, this.lens.given.length - 1] };
+    const steps = { ArrowUp: [layer - 1, position], ArrowDown: [layer + 1, position], ArrowLeft: [layer, position - 1], ArrowRight: [layer, position + 1], Home: [layer, 0], End: [layer, this.lens.inputs.length - 1] };
     onArrow(event, steps, ([to, along]) => this.cells[to]?.[along] && this.choose(to, along));
   }
 
@@ -102,22 +102,22 @@ export class LensTable extends Figure {
     const beyond = cell.offsetLeft + cell.offsetWidth + 8 - this.frame.clientWidth;
     if (!tell) this.frame.scrollLeft = Math.max(0, beyond);
     if (document.activeElement === this.body) cell.scrollIntoView({ block: "nearest", inline: "nearest" });
-    const { rows, given, tokens, values, what } = this.lens;
-    this.output.textContent = `${rows[layer]}, after “${visible(given[position])}”: “${visible(tokens[layer][position])}”, ${what} ${shown(values[layer][position])}`;
+    const { rows, inputs, tokens, values, what } = this.lens;
+    this.output.textContent = `${rows[layer]}, after “${visible(inputs[position])}”: “${visible(tokens[layer][position])}”, ${what} ${shown(values[layer][position])}`;
     if (tell) this.move(layer, position);
   }
 
   drawing() {
-    const { rows, given, expected, tokens, values, low, high } = this.lens;
+    const { rows, inputs, expected, tokens, values, low, high } = this.lens;
     const [wide, tall] = CELL;
     const left = 14 + 7.2 * Math.max(...rows.map((label) => label.length)); // room for the longest label
     const text = (x, y, word, fill = "#111") => `<text x="${x}" y="${y}" fill="${fill}">${escaped(visible(word).slice(0, 10))}</text>`;
     const y = (row) => tall * (row + 1);
     let inside = "";
-    given.forEach((word, at) => (inside += text(left + wide * at + 4, y(-1) + 15, word)));
+    inputs.forEach((word, at) => (inside += text(left + wide * at + 4, y(-1) + 15, word)));
     rows.forEach((label, row) => {
       inside += `<text x="6" y="${y(row) + 15}">${escaped(label)}</text>`;
-      given.forEach((_, at) => {
+      inputs.forEach((_, at) => {
         const byte = byteOf(values[row][at], low, high);
         inside += `<rect x="${left + wide * at}" y="${y(row)}" width="${wide - 1}" height="${tall - 1}" fill="${css(byte, this.scaleOf(row, at))}"/>`;
         inside += text(left + wide * at + 4, y(row) + 15, tokens[row][at], inkOn(byte, this.scaleOf(row, at)));
@@ -126,14 +126,14 @@ export class LensTable extends Figure {
     inside += text(6, y(-1) + 15, "read") + text(6, y(rows.length) + 15, "next");
     // Nothing comes after the last token of a text.
     expected.forEach((word, at) => (inside += word === null ? "" : text(left + wide * at + 4, y(rows.length) + 15, word)));
-    return { width: left + wide * given.length + 8, height: y(rows.length + 1) + 6, inside, colours: { low, high, scale: weightScale() } };
+    return { width: left + wide * inputs.length + 8, height: y(rows.length + 1) + 6, inside, colours: { low, high, scale: weightScale() } };
   }
 
   table() {
-    const { rows, given, tokens, values, what } = this.lens;
+    const { rows, inputs, tokens, values, what } = this.lens;
     return {
       columns: ["layer", "position", "read", "likeliest", what],
-      rows: rows.flatMap((label, row) => given.map((word, at) => [label, at, word, tokens[row][at], values[row][at]])),
+      rows: rows.flatMap((label, row) => inputs.map((word, at) => [label, at, word, tokens[row][at], values[row][at]])),
     };
   }
 }

@@ -10,6 +10,9 @@ export function shown(number, digits = 2) {
   return (isScientific ? number.toExponential(digits).replace(/\.?0+e/, "e") : plain).replaceAll("-", "−");
 }
 
+/** A score of 0 to 100, as papers print it: 97.0. @param {number} score */
+export const points = (score) => score.toFixed(1);
+
 /** A probability: 73.6 %, 0.12 %, < 0.01 %, > 99.9 %. */
 export function percent(share) {
   if (share > 0 && share < 1e-4) return "< 0.01 %";

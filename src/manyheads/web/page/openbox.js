@@ -41,12 +41,13 @@ export class OpenBox {
     this.bars = new Bars({ kind: "likeliest", extra: "logit" });
     this.scaled = new Bars({ name: "softmax-scale", kind: "scaled chances", series: ["with √c", "without √c"] });
     this.pieces = element("div");
-    this.code = element("div", { class: "code" });
+    this.code = element("div");
     this.root = element(
       "section",
       { class: "near openbox", "aria-label": "The opened box" },
       element("div", { class: "boxhead" }, this.title, this.formula),
-      ...[this.pieces, this.bars.root, this.map.root, this.origin, this.scaled.root, this.facts, this.code],
+      ...[this.pieces, this.bars.root, this.map.root, this.origin, this.scaled.root, this.facts],
+      element("details", { class: "code" }, element("summary", {}, "Code"), this.code),
     );
   }
 

@@ -42,7 +42,7 @@ function sentence(text, before, lead = "") {
 }
 
 function likelihood(output, name) {
-  return html`<p class="note told">${name} = ${shown(output.log_probability)}, ${output.pieces.length} tokens</p>`;
+  return html`<p class="note on-stage">${name} = ${shown(output.log_probability)}, ${output.pieces.length} tokens</p>`;
 }
 
 /** The probability of each token of the same text, with all heads and without some of them. */

@@ -16,6 +16,47 @@ export function chips(pieces, ids = [], strong = () => false) {
   )}</ol>`;
 }
 
+/** @typedef {{text: string, from: number, to: number, level: number, step: number, until: number}} Span a piece over the leaves [from, to), there from a step until it is merged */
+
+/**
+ * The merges of a text as a tree for each token; null if pieces do not join to longer ones (as in WordPiece).
+ * @param {string[][]} steps the pieces after each merge @returns {Span[][]|null}
+ */
+export function mergeTree([leaves, ...steps]) {
+  const span = (text, from, to, level, step) => ({ text, from, to, level, step, until: Infinity });
+  let now = leaves.map((text, at) => span(text, at, at + 1, 0, 0));
+  const all = [...now];
+  for (const [before, pieces] of steps.entries()) {
+    let at = 0;
+    const next = pieces.map((piece) => {
+      const parts = [];
+      for (let joined = ""; joined.length < piece.length && at < now.length; at++) {
+        joined += now[at].text;
+        parts.push(now[at]);
+      }
+      if (parts.map(({ text }) => text).join("") !== piece) return null;
+      if (parts.length === 1) return parts[0];
+      for (const part of parts) part.until = before + 1;
+      const merged = span(piece, parts[0].from, parts[parts.length - 1].to, 1 + Math.max(...parts.map(({ level }) => level)), before + 1);
+      all.push(merged);
+      return merged;
+    });
+    if (next.includes(null)) return null;
+    now = /** @type {Span[]} */ (next);
+  }
+  return now.map((root) => all.filter(({ from, to }) => from >= root.from && to <= root.to));
+}
+
+/** A tree for each token, its letters below; spans of later steps have their place. @param {Span[][]} trees @param {number} step */
+export function treeView(trees, step) {
+  return html`<ol class="merges">${trees.map((spans, tint) => {
+    const [low, high] = [spans[0].from, Math.max(...spans.map(({ level }) => level))];
+    const place = ({ from, to, level }) => `grid-area: ${high - level + 1} / ${from - low + 1} / auto / ${to - low + 1}`;
+    const kind = (span) => `span tint${tint % TINTS} ${span.step > step ? "later" : span.until > step ? "top" : "past"} ${step && span.step === step ? "strong" : ""}`;
+    return html`<li>${spans.map((span) => html`<span class=${kind(span)} .style=${place(span)}>${visible(span.text)}</span>`)}</li>`;
+  })}</ol>`;
+}
+
 /** A changed word: marked by a colour, a line below and, for a screen reader, a word. @param {string} text */
 export const changed = (text) => html`<mark class="changed"><span class="unseen">changed: </span>${text}</mark>`;
 

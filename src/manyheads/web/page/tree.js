@@ -68,8 +68,6 @@ export class Tree extends Figure {
   nodes = [];
   /** The text at the root. */
   rootPiece = "";
-  /** The best results, best first. @type {string[]} */
-  results = [];
   /** @type {{lefts: number[], widths: number[], height: number, down: number}} */
   sizes = { lefts: [0], widths: [0], ...ROW };
   /** @type {Set<number>} */
@@ -95,10 +93,9 @@ export class Tree extends Figure {
     this.frame = element("div", { class: "scroll", onscroll: () => this.fade() }, this.plane);
     this.slider = element("input", { type: "range", min: "1", oninput: () => this.slide(Number(this.slider.value)) });
     this.label = element("span");
-    this.outcome = element("ol", { class: "outcome", "aria-label": "Finished hypotheses" });
     // What a click on a token does is seen next to the tree: in the line above it.
     this.about = element("div", { class: "chosen" }, this.output);
-    this.fill(element("label", { class: "field wide" }, this.label, this.slider), this.about, this.frame, element("p", { class: "note" }, ...legend()), this.outcome);
+    this.fill(element("label", { class: "field wide" }, this.label, this.slider), this.about, this.frame, element("p", { class: "note" }, ...legend()));
     new ResizeObserver(() => this.fit()).observe(this.root);
   }
 
@@ -118,8 +115,9 @@ export class Tree extends Figure {
     const steps = isStaged ? Math.min(this.last, Math.max(this.step, EARLY)) : this.last;
     const natural = Array.from({ length: steps + 1 }, (_, step) => {
       if (!step) return 6 + LETTER * visible(this.rootPiece).length;
-      const kept = this.nodes.flatMap((node, at) => (node.step === step && node.state !== "pruned" ? [at] : []));
-      return Math.max(40, ...kept.map((at) => 6 + Math.max((this.best.has(at) ? BOLD : LETTER) * [...labelOf(this.nodes[at])].length, LETTER * scoreOf(this.nodes[at]).length)));
+      // On stage the tree scrolls in any case: tokens that are dropped can be read too.
+      const read = this.nodes.flatMap((node, at) => (node.step === step && (isStaged || node.state !== "pruned") ? [at] : []));
+      return Math.max(40, ...read.map((at) => 6 + Math.max((this.best.has(at) ? BOLD : LETTER) * [...labelOf(this.nodes[at])].length, LETTER * scoreOf(this.nodes[at]).length)));
     });
     const rows = Math.max(1, ...this.row.map((row) => row + 1));
     const down = isStaged ? Math.max(14, Math.min(ROW.down, Math.floor((this.frame.clientHeight - TOP - MARGIN) / rows))) : ROW.down;
@@ -127,7 +125,7 @@ export class Tree extends Figure {
   }
 
   /**
-   * @param {{name: string, title: string, rootPiece: string, nodes: Candidate[], results: string[], deciding: {node: number, rank: number}|null}} tree
+   * @param {{name: string, title: string, rootPiece: string, nodes: Candidate[], deciding: {node: number, rank: number}|null}} tree
    * `deciding` is the token at which the best result leaves the path of greedy search
    * @param {{step: number, node: number}} at 0 is the last step
    */
@@ -185,33 +183,6 @@ export class Tree extends Figure {
       `<svg width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" aria-hidden="true">` +
       `${this.inside(this.step, this.node)}</svg>`;
     this.tell(this.node);
-    this.drawOutcome();
-  }
-
-  /** The results that are finished at this step; the others have their place. */
-  drawOutcome() {
-    const items = this.results.map((text, at) => {
-      const end = this.nodes.findIndex((node) => node.place === at + 1);
-      const node = this.nodes[end];
-      if (!node || node.step > this.step) return null;
-      const chosen = this.path(this.node).includes(end);
-      const act = () => this.go(end, { replace: true });
-      return element("li", {}, element("button", { type: "button", "aria-pressed": String(chosen), onclick: act }, text || "(nothing)"), element("span", { class: "note" }, `ends at step ${node.step}, log P ${shown(node.log_probability)}, score ${shown(node.score)}`));
-    });
-    const finished = items.filter((one) => one !== null);
-    const missing = this.results.length - finished.length;
-    const live = missing ? this.nodes.flatMap((node, at) => (node.step === this.step && node.state === "kept" ? [at] : [])) : [];
-    this.outcome.replaceChildren(...finished, ...live.map((at) => this.prefix(at)));
-  }
-
-  /** A hypothesis that the beam extends at this step. @param {number} at */
-  prefix(at) {
-    const node = this.nodes[at];
-    const text = this.path(at).map((one) => this.nodes[one].piece).join("").trim();
-    const act = () => this.go(at, { replace: true });
-    const chosen = String(this.path(this.node).includes(at));
-    const score = element("span", { class: "note" }, `not finished, log P ${shown(node.log_probability)}, score ${shown(node.score)}`);
-    return element("li", { class: "live" }, element("button", { type: "button", "aria-pressed": chosen, onclick: act }, `${text} …`), score);
   }
 
   /** The complete tree keeps its height while steps are added. */

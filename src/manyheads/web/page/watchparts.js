@@ -200,9 +200,9 @@ export function drawHeader(context, story, moment, theme, box, text, caption) {
   context.textBaseline = "alphabetic";
   context.fillStyle = theme.text;
   context.textAlign = "left";
-  context.font = `700 ${box.compact ? 17 : 22}px ${FONT}`;
+  context.font = `700 ${box.compact ? 17 : box.narrow ? 18 : 22}px ${FONT}`;
   context.fillText(`step ${stepAt(story, moment.at)}`, box.left, box.first);
-  const after = box.left + context.measureText(box.compact ? "step 0000" : "step 00000").width;
+  const after = box.left + context.measureText(box.compact || box.narrow ? "step 0000" : "step 00000").width;
   context.font = `15px ${FONT}`;
   context.fillStyle = theme.quiet;
   box.headerEnd = after;
@@ -261,13 +261,13 @@ export function drawBars(context, words, shown, y, high, theme, probability) {
  * @param {number[]} shares @param {string[]} names of the share, the longest first
  */
 export function drawDots(context, shares, names, moment, theme, box) {
-  const [radius, y] = [9, box.first - 6];
-  context.font = `${box.compact ? 12 : 13}px ${FONT}`;
-  const apart = box.compact ? 58 : 62;
-  const room = box.right - apart * shares.length - 20 - box.headerEnd;
+  const [radius, y] = [box.narrow ? 7 : 9, box.first - 6];
+  context.font = `${box.narrow ? 11 : box.compact ? 12 : 13}px ${FONT}`;
+  const apart = box.narrow ? 47 : box.compact ? 58 : 62;
+  const room = box.right - apart * shares.length - (box.narrow ? 6 : 20) - box.headerEnd;
   const name = names.find((one) => context.measureText(one).width < room);
-  const pitch = name ? apart : 26;
-  const left = box.right - shares.length * pitch + (name ? 0 : 26 - 2 * radius);
+  const pitch = room > 0 ? apart : 26;
+  const left = box.right - shares.length * pitch + (room > 0 ? 0 : 26 - 2 * radius);
   shares.forEach((share, head) => {
     const x = left + radius + head * pitch;
     const colour = HEAD_COLOURS[head % HEAD_COLOURS.length];
@@ -287,7 +287,7 @@ export function drawDots(context, shares, names, moment, theme, box) {
     context.stroke();
     context.fillStyle = theme.text;
     context.textAlign = "left";
-    if (name) context.fillText(`${Math.round(100 * level)} %`, x + radius + 4, y + 5);
+    if (room > 0) context.fillText(`${Math.round(100 * level)} %`, x + radius + 3, y + 4);
   });
   context.globalAlpha = 1;
   context.fillStyle = theme.quiet;
@@ -385,7 +385,7 @@ export function drawCurve(context, story, moment, theme, box, marks) {
     context.lineTo(x(at), bottom - 5);
   });
   context.stroke();
-  if (!box.narrow) drawMarks(context, marks, moment, theme, { x, y: (at) => y(values[at]), top: box.axis + (box.compact ? 10 : 4), right: box.right }); // on stage below the output
+  drawMarks(context, marks, moment, theme, { x, y: (at) => y(values[at]), top: box.axis + (box.compact ? 10 : 4), right: box.right }); // on stage below the output
   context.strokeStyle = theme.strong;
   context.lineWidth = 2;
   context.globalAlpha = 0.45; // what is still to come

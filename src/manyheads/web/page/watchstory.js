@@ -10,6 +10,7 @@ const MOVED = 1.5; // positions from which a word has moved
 const REGULAR = 0.3; // share of its weight from which a head follows a pattern
 const ENDS = /^([.,;:!?…–—]|[<[].+[>\]])$/; // of a clause: its punctuation or the end token
 const EVEN = 0.1; // share of the playing time that is the same between all probes
+const REST = 0.08; // share of the playing time for each milestone
 
 /** Two lists of words with what differs marked: [word, whether it is in both] of the second. */
 export function compared(before, after) {
@@ -258,30 +259,39 @@ export function milestones(story, sentence) {
 
 /**
  * The position among the probes after a share of the playing time. It is slow where the loss falls; the square root gives
- * more time to the late progress, which is small in numbers but large on screen.
- * @param {import("./watchparts.js").Story} story @returns {(share: number) => number}
+ * more time to the late progress, which is small in numbers but large on screen. It rests at the milestones of an example.
+ * @param {import("./watchparts.js").Story} story @param {number} sentence @returns {(share: number) => number}
  */
-export function pace(story) {
+export function pace(story, sentence) {
   let least = Infinity;
   const roots = story.probes.map((probe) => Math.sqrt((least = Math.min(least, lossOf(probe)))));
   const falls = roots.slice(1).map((root, at) => roots[at] - root);
   const total = roots[0] - roots[roots.length - 1] || 1;
-  const ends = [0];
-  for (const fall of falls) ends.push(ends[ends.length - 1] + EVEN / falls.length + ((1 - EVEN) * fall) / total);
+  const rests = milestones(story, sentence).map(({ at }) => at).filter((at) => at < falls.length);
+  const moving = 1 - REST * rests.length;
+  let end = 0;
+  const ends = [{ end, at: 0 }];
+  falls.forEach((fall, before) => {
+    const at = before + 1;
+    ends.push({ end: (end += moving * (EVEN / falls.length + ((1 - EVEN) * fall) / total)), at });
+    if (rests.includes(at)) ends.push({ end: (end += REST), at });
+  });
   return (share) => {
-    const next = ends.findIndex((end) => end > share);
+    const next = ends.findIndex((one) => one.end > share);
     if (next < 0) return falls.length;
-    return next === 0 ? 0 : next - 1 + (share - ends[next - 1]) / (ends[next] - ends[next - 1]);
+    if (next === 0) return 0;
+    const [from, to] = [ends[next - 1], ends[next]];
+    return from.at + ((to.at - from.at) * (share - from.end)) / (to.end - from.end);
   };
 }
 
 /**
  * Plays a training: calls `show` with a position among the probes for each frame, the last one when it ends.
- * @param {import("./watchparts.js").Story} story @param {number} from the position at which it begins
+ * @param {import("./watchparts.js").Story} story @param {number} sentence at whose milestones it rests @param {number} from the position at which it begins
  * @param {(at: number) => void} show @returns {() => void} stops it
  */
-export function playFrom(story, from, show) {
-  const position = pace(story);
+export function playFrom(story, sentence, from, show) {
+  const position = pace(story, sentence);
   const last = story.probes.length - 1;
   let passed = 0; // share of the time that the part before `from` takes
   while (passed < 1 && position(passed) < from) passed += 0.002;

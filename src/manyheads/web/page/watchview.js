@@ -107,7 +107,7 @@ function drawTranslation(context, story, moment, theme, box) {
 }
 
 /** What the dots of a translation show, the longest name first. @param {Story} story */
-export const alignmentNames = (story) => ["words aligned by each head ", "words aligned ", "aligned "].map((name) => name + overAll(story));
+export const alignmentNames = (story) => [...["words aligned by each head ", "words aligned ", "aligned "].map((name) => name + overAll(story)), "aligned"];
 
 /** A row of words; those from `shown` on are pale. @param {import("./watchparts.js").Words} words */
 function drawWords(context, words, y, out, marked, shown, theme) {
@@ -160,7 +160,7 @@ export function playStory(canvas, story, moment, size) {
   };
   const play = () => {
     stop();
-    stop = playFrom(story, 0, go);
+    stop = playFrom(story, moment.sentence, 0, go);
   };
   const drag = (event) => {
     if (event.buttons) go(momentAt(box, story, event.offsetX));

@@ -46,7 +46,7 @@ export const { draw, keys, next } = definePage({
   about: "Attention weights of each head. A weight shows what is mixed in, not why the model produces its output.",
   keys: [
     ["← → ↑ ↓", "in the grid: next head or layer; in the map: next cell"],
-    ["[ ]", "previous head, next head"],
+    ["[ ]", "previous head, next head in the order of the grid; after the last the first"],
     ["x", "knock out or restore the chosen head (in the grid: Shift+click)"],
   ],
   build,
@@ -73,6 +73,7 @@ async function show({ run, runs, state, text, controls }, signal) {
   await Promise.all([allHeads(now, signal), near(now, signal)]);
   const title = `layer ${now.layer + 1}, head ${now.head + 1}`;
   await screen.comparison.show({ run, text, trace, map: now.map, which: { layer: now.layer, head: now.head }, title }, state.beside, signal);
+  screen.facts.hidden = state.sweep === "1"; // the sweep has their place
   if (state.sweep === "1") await showSweep(request, now, signal);
   else screen.sweep.root.remove();
   if (trace.output.kind === "continuation") await showContinuation(request, off, { baseline, trace }, signal);
@@ -103,11 +104,11 @@ function describeHeads(map, bytes) {
 /** The head that attends to the fewest tokens. */
 const sharpest = (map) => greatestHead(map.statistics.entropy.map((layer) => layer.map((bits) => -bits)));
 
-/** The maps of all heads, small, on one scale or each (`own`) on its own; cached for the same text. */
-async function headMaps({ trace, map }, own, signal) {
-  const key = [trace.trace, map.name, own].join(" ");
+/** The maps of all heads, small, on one scale or each (`normalize`) on its own; cached for the same text. */
+async function headMaps({ trace, map }, normalize, signal) {
+  const key = [trace.trace, map.name, normalize].join(" ");
   if (!screen.cached.has(key)) {
-    const bytes = await tensor(trace.trace, `${map.name}.weights`, { dtype: "u8", side: SIDE, own }, signal);
+    const bytes = await tensor(trace.trace, `${map.name}.weights`, { dtype: "u8", side: SIDE, normalize }, signal);
     if (screen.cached.size > 3) screen.cached.clear();
     screen.cached.set(key, bytes);
   }
@@ -130,8 +131,8 @@ async function showSweep(request, { trace, map, layer, head }, signal) {
   const changeOf = ([one, number], at) => (at < one.heads ? (heads[`${one.name}.${number}.${at}`] ?? NaN) - full : NaN);
   const values = Float32Array.from(rows.flatMap((row) => Array.from({ length: most }, (_, at) => changeOf(row, at))));
   const size = values.reduce((largest, value) => (Number.isNaN(value) ? largest : Math.max(largest, Math.abs(value))), 1e-6);
+  screen.grid.tint(Array.from({ length: map.layers }, (_, number) => Array.from({ length: map.heads }, (__, at) => changeOf([map, number], at))), size);
   const missing = Object.keys(heads).length < trace.maps.reduce((sum, one) => sum + one.layers * one.heads, 0);
-  const isNew = !screen.sweep.root.isConnected;
   screen.left.append(screen.sweep.root);
   const worst = values.reduce((least, value, at) => (value < values[least] || Number.isNaN(values[least]) ? at : least), 0);
   const [kind, depth] = rows[Math.floor(worst / most)];
@@ -149,7 +150,6 @@ async function showSweep(request, { trace, map, layer, head }, signal) {
     },
     [rows.findIndex(([one, at]) => one === map && at === layer), head],
   );
-  if (isNew) screen.sweep.root.scrollIntoView({ block: "nearest" });
 }
 
 /** The continuation of a language model, requested last because no map depends on it. */
@@ -194,7 +194,7 @@ function build() {
     story: "", // what the model loses without the heads that are knocked out
     without: element("div"),
     comparison: new Comparison(),
-    sweep: new HeatMap({ move: goTo, largest: 44 }),
+    sweep: new HeatMap({ move: goTo, largest: 20, share: 0.12 }),
     first: [0, 0],
     swept: { key: "", result: null },
     left: element("div", { class: "stacked" }),
@@ -252,7 +252,7 @@ async function drawView(view, { state, trace, map, layer, head, isOff }, signal)
   const title = `${nameOf(map.name)}, layer ${layer + 1}, head ${head + 1}${isOff ? " (knocked out)" : ""}`;
   const at = cellOf(state.cell);
   const says = (row, column, value) => `${row} attends to ${column}: ${value}`;
-  const matrix = { name: `${map.name}-${layer + 1}-${head + 1}`, title, rows: map.rows, columns: map.columns, says, number: percent };
+  const matrix = { name: `${map.name}-${layer + 1}-${head + 1}`, title, rows: map.rows, columns: map.columns, down: "query position", across: "key position", says, number: percent };
   const of = (what, which) => tensor(trace.trace, `${map.name}.${what}`, which, signal);
   const high = (values) => (state.colours === "own" ? values.reduce((most, one) => Math.max(most, one), 0) || 1 : 1);
   let shownPart;
@@ -327,12 +327,12 @@ function goTo(row, head, how) {
 /** The state of the URL, merged over the state of a step of the tour. */
 const current = () => ({ ...screen.given, ...read() });
 
-/** The next head, after the last one the first. */
+/** The next head in the order of the grid; after the last one the first. */
 function nextHead(by) {
-  const { map, layer, head } = chosen(screen.now.trace, current());
-  const count = map.layers * map.heads;
-  const to = (layer * map.heads + head + by + count) % count;
-  choose(Math.floor(to / map.heads), to % map.heads, { replace: true });
+  const { layer, head } = chosen(screen.now.trace, current());
+  const { order } = screen.grid;
+  const at = order.findIndex((place) => place[0] === layer && place[1] === head);
+  choose(...order.at((at + by) % order.length), { replace: true });
 }
 
 /** Chooses a head, with the same query; keys replace the last entry of the history. */

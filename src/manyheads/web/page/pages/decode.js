@@ -66,7 +66,7 @@ async function show({ run, state, text, controls }, signal) {
   screen.now = { result, text };
   const node = state.node === undefined ? -1 : (integer(state.node) ?? -1);
   const title = `Beam search, width ${result.width}: “${text.length > 60 ? `${text.slice(0, 60)}…` : text}”`;
-  screen.tree.show({ name: "beam", title, rootPiece: result.root, nodes: result.nodes, results: result.beam.map((one) => one.text), deciding: isMissed(result) ? deciding(result.nodes) : null }, { step: integer(read().step) ?? 0, node }); // the slider may have moved since
+  screen.tree.show({ name: "beam", title, rootPiece: result.root, nodes: result.nodes, deciding: isMissed(result) ? deciding(result.nodes) : null }, { step: integer(read().step) ?? 0, node }); // the slider may have moved since
   screen.insight.textContent = stepStory(result, screen.tree.step);
   screen.how.textContent =
     `lp = ${result.penalty}; stopping: ${result.stopping}; at most ${result.limit} tokens.` +

@@ -50,7 +50,8 @@ async function show({ run, state, text, controls }, signal) {
   controls(...controlsOf(now));
   const numbers = await numbersOf(now, signal);
   open(now, state, numbers);
-  screen.boxes.show(boxes, { ...now, labels: labelsOf(flow) }, numbers, heads);
+  const next = nextTokens(now, screen.opened.map.at, numbers);
+  screen.boxes.show(boxes, { ...now, labels: labelsOf(flow), next }, numbers, heads);
 }
 
 function build() {
@@ -62,6 +63,7 @@ function build() {
         const { now } = screen;
         now.pair = now.pair && pairAt(now.box.name, [row, column], now.pair);
         change({ cell: `${row},${column}`, pair: now.pair ? now.pair.join(",") : "" }, { replace: true, quiet: true });
+        screen.boxes.predict(nextTokens(now, [row, column], screen.cached.numbers));
       },
       explain,
     }),
@@ -86,9 +88,9 @@ const placeOf = (name) => name.slice(0, name.lastIndexOf("."));
 /** The terms of a cell; requests of cells that the pointer has left are dropped. */
 async function explain(row, column) {
   const { flow, box, layer, head } = screen.now;
-  screen.asked?.abort();
-  screen.asked = new AbortController();
-  return get(`/api/flow/${flow.trace}/cell`, { box: box.name, layer, head, row, column }, screen.asked.signal);
+  screen.explaining?.abort();
+  screen.explaining = new AbortController();
+  return get(`/api/flow/${flow.trace}/cell`, { box: box.name, layer, head, row, column }, screen.explaining.signal);
 }
 
 /** The weights of all heads, small, by name; cached for the same text. */
@@ -152,6 +154,21 @@ function open(now, state, numbers) {
     of: (what) => numbers.get(`${placeOf(box.name)}.${what}`)?.values,
   };
   screen.opened.show(box, how, { numbers: shownNumbers, beside: numbers.get(besideOf(box.name)), near }, flow.code);
+}
+
+/**
+ * The most probable tokens at the chosen position of the last stack; where another stack is open, at the position that is least certain.
+ * @param {{flow: any, boxes: any, box: any, pair?: number[]}} now @param {number[]} at the chosen cell @param {Map<string, any>} numbers
+ * @returns {import("../flowstory.js").Next|null} null without a distribution
+ */
+function nextTokens({ flow, boxes, box, pair }, [row], numbers) {
+  const distribution = boxes.find((part) => part.name.endsWith(".distribution"));
+  if (!distribution) return null;
+  const { shape: [, count], values } = numbers.get(distribution.name);
+  const [column, isMasked] = [distribution.column, distribution.column.name === "encoder"];
+  const at = box.rows === column.name || box === distribution ? row : box.column === column && pair ? pair[0] : firstCell(distribution.name, numbers.get(distribution.name))[0];
+  const label = labelsOf(flow)(distribution.rows, distribution.words.length)[at];
+  return { label, words: distribution.words[at], chances: [...values.subarray(at * count, (at + 1) * count)], isMasked };
 }
 
 /** Q Kᵀ, the scores before the scale; null if the score is no dot product, or if heads share keys. */

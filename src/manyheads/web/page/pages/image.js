@@ -140,11 +140,12 @@ async function showTrace(trace, { state, isUpload }, signal) {
   screen.insight.textContent = isGrid ? looks : `${classStory(classes, trace.label)} ${looks}`.trim();
   const source = isUpload ? upload.name : `Image ${limited(state.picture, 2 ** 31) + 1} of ${trace.count}, class “${trace.label}”`;
   const lost = state.picture === "upload" && !isUpload ? " The page has lost the uploaded file: choose it again." : "";
+  const held = trace.source === "probes" ? " The data of the run is not in this folder: these are the pictures of its probes." : "";
   if (isGrid) return;
   screen.classes.show(
     classes.map(({ label, probability }) => ({ label, values: [probability], strong: label === trace.label })),
     classes.length ? "Classes" : "The model has no classes",
-    `${source}; ${trace.size} × ${trace.size} pixels in ${trace.side} × ${trace.side} patches. Each map is as bright as its greatest weight allows.${lost}`,
+    `${source}; ${trace.size} × ${trace.size} pixels in ${trace.side} × ${trace.side} patches. Each map is as bright as its greatest weight allows.${held}${lost}`,
   );
 }
 

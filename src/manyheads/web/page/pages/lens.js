@@ -78,7 +78,7 @@ function showTable(by, state) {
       title: `Most probable next token; colour: ${by === "entropy" ? `entropy, 0 to ${most.toFixed(2)} bits` : "its probability"}; underlined: right, orange: wrong, grey: repeats the token read`,
       insight: insight(table),
       rows,
-      given: table.given,
+      inputs: table.inputs,
       expected: table.expected,
       tokens: table.top.map((layer) => layer.map((top) => table.pieces[top[0]])),
       values,
@@ -95,22 +95,22 @@ function showTable(by, state) {
 const word = (piece) => piece.trim() || visible(piece);
 
 /** How many next tokens each layer has right, and where the model hesitates. */
-function insight({ layers, top, pieces, probabilities, entropy, given, expected }) {
+function insight({ layers, top, pieces, probabilities, entropy, inputs, expected }) {
   const known = expected.flatMap((token, position) => (token === null ? [] : [position]));
   if (!known.length) return "";
   const right = top.map((row) => known.filter((position) => pieces[row[position][0]] === expected[position]).length);
-  const repeats = known.filter((position) => pieces[top[0][position][0]] === given[position]).length > known.length / 2;
+  const repeats = known.filter((position) => pieces[top[0][position][0]] === inputs[position]).length > known.length / 2;
   const steps = right.map((count, layer) => (layer ? count : `${count} of ${known.length}`)).join(" → ");
   const output = entropy[layers];
   const at = output.indexOf(Math.max(...output));
   const [first, second] = top[layers][at].map((id, rank) => `“${word(pieces[id])}” (${Math.round(100 * probabilities[layers][at][rank])}\u00a0%)`);
-  return `Right next tokens: ${steps}, layer by layer${repeats ? "; the embedding only repeats the token read" : ""}. Least certain is the token after “${word(given[at])}”: ${first} or ${second}.`;
+  return `Right next tokens: ${steps}, layer by layer${repeats ? "; the embedding only repeats the token read" : ""}. Least certain is the token after “${word(inputs[at])}”: ${first} or ${second}.`;
 }
 
 /** Shows the details of a cell and its position. */
 function near(layer, position) {
   const { table, rows } = screen.now;
-  const after = `after “${visible(table.given[position])}”`;
+  const after = `after “${visible(table.inputs[position])}”`;
   screen.top.show(
     table.top[layer][position].map((id, at) => ({
       label: table.pieces[id],

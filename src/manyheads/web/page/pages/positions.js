@@ -34,6 +34,7 @@ const STEPS = [
   "4. the first columns: S_rel, query by key",
 ];
 const WITHOUT_HEADS = ["sinusoidal", "learned", "sinusoidal-2d"];
+const TALLEST = 340; // pixels of a map, which stands next to a chart
 const WAVES = 5;
 const ROUGH = 0.25; // a channel whose neighbours differ by more than this share of its range is drawn as points
 
@@ -74,8 +75,8 @@ function build() {
     formula: element("p", { class: "formula" }),
     insight: element("p", { class: "insight" }),
     note: element("p", { class: "note", role: "status" }),
-    table: new HeatMap({ move: moved("cell"), square: true }),
-    dots: new HeatMap({ move: moved("at"), square: true }),
+    table: new HeatMap({ move: moved("cell"), square: true, tallest: TALLEST }),
+    dots: new HeatMap({ move: moved("at"), square: true, tallest: TALLEST }),
     grid: new HeatMap({ square: true }),
     dials: new Dials(),
     waves: new Chart({ name: "waves", title: "Single channels over the positions", across: "position" }),
@@ -84,6 +85,8 @@ function build() {
     figures: element("div", { class: "charts loose pairs" }),
     skew: element("div", { class: "charts" }),
   };
+  // On stage in the order of the page: first the matrix, or its dials.
+  for (const figure of [screen.table, screen.dots, screen.grid, screen.dials, screen.waves, screen.distance]) figure.root.dataset.stage = "Positions";
   return [html`<div class="scheme">${screen.formula}${screen.note}</div>`, screen.insight, screen.figures];
 }
 

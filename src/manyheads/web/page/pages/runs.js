@@ -1,7 +1,7 @@
 // Runs, the home page: what this is, where to begin, and the runs in the folder.
 
 import { get } from "../api.js";
-import { element, html, nothing, put, render, shown } from "../dom.js";
+import { element, html, nothing, points, put, render, shown } from "../dom.js";
 import { fits, pageOf, PAGES } from "../pages.js";
 import { lastProbe, refresh, sourceOf } from "../probes.js";
 import { nameOf as pitchName } from "../roll.js";
@@ -17,7 +17,8 @@ const START = [
   ["watch", "Watch it learn", "One sentence from the first training step to the last: drag along the loss curve."],
   ["flow", "Follow the numbers", "The forward pass as a diagram, down to the sum behind a single cell."],
 ];
-const SCORES = { bleu: "BLEU", chrf: "chrF", loss: "test loss", perplexity: "test perplexity" };
+const SCORES = { bleu: "test BLEU", chrf: "test chrF", loss: "test loss", perplexity: "test perplexity" };
+const POINTS = new Set(["bleu", "chrf"]); // scores from 0 to 100
 const MOST_FACTS = 4; // of a card
 const KINDS = {
   seq2seq: "encoder–decoder Transformer",
@@ -160,7 +161,7 @@ function facts(run) {
   if (run.parameters) known.push(["parameters", run.parameters.toLocaleString("en")]);
   if (run.step !== undefined) known.push(["step", run.steps ? `${run.step} of ${run.steps}` : String(run.step)]);
   if (run.best_loss !== null && run.best_loss !== undefined) known.push(["validation loss", shown(run.best_loss)]);
-  for (const [name, value] of Object.entries(run.scores ?? {})) known.push([SCORES[name] ?? name.replaceAll("_", " "), shown(value)]);
+  for (const [name, value] of Object.entries(run.scores ?? {})) known.push([SCORES[name] ?? name.replaceAll("_", " "), (POINTS.has(name) ? points : shown)(value)]);
   return known.slice(0, MOST_FACTS);
 }
 

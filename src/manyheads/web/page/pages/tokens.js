@@ -1,14 +1,14 @@
 // Tokens: the subwords of a text, and for BPE and WordPiece every merge step.
 
 import { post } from "../api.js";
-import { element, escaped, html, labelled, render, shown, visible } from "../dom.js";
+import { element, escaped, html, labelled, render, visible } from "../dom.js";
 import { saving } from "../exports.js";
 import { fill, textArea } from "../form.js";
-import { tokenStory } from "../insights.js";
+import { lengthGain, tokenStory } from "../insights.js";
 import { definePage } from "../page.js";
 import { runChoice } from "../runs.js";
 import { change, read } from "../state.js";
-import { chips } from "../tokens.js";
+import { chips, mergeTree, treeView } from "../tokens.js";
 
 const PAUSE = 350; // milliseconds of a merge when it plays
 const area = textArea("text", { step: "" });
@@ -36,10 +36,8 @@ async function show({ run, runs, state, text, controls }, signal) {
 }
 
 function panel(name, text, tokenized, first) {
-  const characters = [...text].length;
-  const per = tokenized.ids.length ? ` (${shown(characters / tokenized.ids.length, 2)} characters each)` : "";
-  const about = `${tokenized.kind}, ${tokenized.vocab_size.toLocaleString("en")} tokens in the vocabulary; ${tokenized.ids.length} tokens for ${characters} characters${per}`;
-  const sentence = tokenStory(text, tokenized.pieces);
+  const about = `${tokenized.kind}, ${tokenized.vocab_size.toLocaleString("en")} tokens in the vocabulary`;
+  const sentence = `${tokenStory(text, tokenized.pieces)} ${lengthGain([...text].length, tokenized.ids.length)}`.trim();
   return html`<figure class="panel tokens">
     <figcaption><h2>${name}</h2></figcaption>
     <p class="note">${about}</p>
@@ -57,6 +55,7 @@ function steps(tokenized, first) {
   const state = element("div", { class: "state" });
   const ranked = tokenized.steps.some((step) => step.rank !== null);
   const readout = element("output", { class: "readout" });
+  const tree = mergeTree(tokenized.steps.map((step) => step.pieces));
   let timer = 0;
   const showStep = (at) => {
     const step = tokenized.steps[at];
@@ -68,7 +67,8 @@ function steps(tokenized, first) {
     const from = left !== undefined && left + right === step.merged ? `“${visible(left)}” + “${visible(right)}” → ` : "";
     const why = step.merged ? `${from}“${visible(step.merged)}”${rank}${tried}` : "start";
     readout.textContent = `Step ${at} of ${last}: ${why}`;
-    render(chips(step.pieces, [], isNew), state);
+    render(tree ? treeView(tree, at) : chips(step.pieces, [], isNew), state);
+    if (read().stage) state.querySelector(".strong")?.scrollIntoView({ block: "end" });
   };
   const stop = () => {
     clearTimeout(timer);

@@ -11,6 +11,7 @@ import { address, go, read } from "../state.js";
 
 export const keys = [["← →", "previous step, next step"]];
 
+const WIDE = 960; // a window with two columns
 let steps = null;
 let screen = null;
 
@@ -19,7 +20,7 @@ export async function draw(place, state, signal) {
   const runs = (await usableRuns(signal)).filter((run) => fits(pageOf("tour"), run));
   if (!runs.length) return nothingFits(place, "tour");
   const run = runs.find((one) => one.name === state.run) ?? runs[0];
-  const at = limited(state.stop, steps.length);
+  const at = Math.max(0, limited(state.stop, steps.length + 1, 1) - 1); // as on screen, from 1
   if (!screen || !place.contains(screen.root)) screen = build(place);
   const staged = Boolean(state.stage);
   if (screen.at !== at || screen.run !== run.name || screen.staged !== staged) show(at, run, runs, staged);
@@ -55,15 +56,27 @@ function show(at, run, runs, staged) {
       <h1>${step.title}</h1>
       <p class="prose">${step.text}</p>
       ${formula}
-      <p class="try"><strong>Try it</strong> ${step.question}</p>
+      <p class="try"><strong>${step.predict ? "Predict" : "Try it"}</strong> ${step.question} ${step.predict ? button("Show the answer", answer, { id: "answer" }) : nothing}</p>
       ${runs.length > 1 ? runChoice(runs, run.name) : nothing}
       <details><summary>All steps</summary><ol class="stops">${steps.map(link)}</ol></details>`,
     screen.text,
   );
   fit(formula);
+  // The list of all steps is open where the window has space for it.
+  const list = screen.text.querySelector("details");
+  list.open = innerWidth >= WIDE;
+  list.open &&= list.getBoundingClientRect().bottom + scrollY <= innerHeight;
   new ResizeObserver(() => fit(formula)).observe(formula); // as on the way to the stage
   screen.live.replaceChildren();
+  screen.root.classList.toggle("predicting", step.predict);
   Object.assign(screen, { at, run: run.name, staged });
+}
+
+/** Puts the sentence of the view, hidden until then, in the place of the button. */
+function answer() {
+  const said = [...screen.live.querySelectorAll(".insight:not(:empty)")].find((one) => one.checkVisibility());
+  screen.text.querySelector("#answer").replaceWith(element("output", { class: "answer" }, said?.textContent ?? ""));
+  screen.root.classList.remove("predicting");
 }
 
 /** Where to go after the last step. */
@@ -78,7 +91,7 @@ function fit(formula) {
 
 /** The address of a step: it forgets what was chosen inside the view of another. */
 function placeOf(number) {
-  return address("tour", { ...sharedState("tour", read()), stop: String(number) });
+  return address("tour", { ...sharedState("tour", read()), stop: String(number + 1) });
 }
 
 function move(to) {

@@ -4,7 +4,7 @@
 import { get } from "../api.js";
 import { Chart, smooth } from "../chart.js";
 import { LINES } from "../colour.js";
-import { checkbox, element, html, labelled, nothing, put, render, shown } from "../dom.js";
+import { checkbox, element, html, labelled, nothing, points, put, render, shown } from "../dom.js";
 import { lossStory } from "../insights.js";
 import { refresh as refreshProbes, sourceOf } from "../probes.js";
 import { chosenRun, lead, runChoice, usableRuns } from "../runs.js";
@@ -18,6 +18,10 @@ const MANY = 80; // lines of metrics.jsonl, from which curves are smoothed
 const TITLES = { bleu: "BLEU", chrf: "chrF" }; // exceptions to the capitalisation
 const SPLITS = { valid: "validation" }; // in words
 const SCORES = ["bleu", "chrf", "accuracy", "f1", "perplexity", "bits_per_character"]; // the first that there is
+
+const POINTS = { bleu: "BLEU, 0 to 100", chrf: "chrF, 0 to 100" }; // titles of their axes
+const DECADE = 10; // the greatest loss over the least, from which the y axis is logarithmic by default
+const FIRST = ["loss", "bleu", "chrf", "accuracy", "f1", "learning_rate"]; // the other charts are under a disclosure
 
 /** The title of a metric. */
 const titleOf = (key) => TITLES[key] ?? (key[0].toUpperCase() + key.slice(1)).replaceAll("_", " ");
@@ -44,6 +48,8 @@ export async function draw(place, state, signal) {
   const run = chosenRun(runs, state.run);
   const names = (state.beside ?? "").split(SEPARATOR).filter((name) => name !== run.name && runs.some((one) => one.name === name));
   const grid = element("div", { class: "charts" });
+  const others = element("div", { class: "charts" });
+  const more = element("details", { class: "more-charts" }, element("summary", {}, "Speed, gradient norm and other metrics"), others);
   const status = element("p", { class: "note", role: "status" });
   const header = element("div", { class: "standing" });
   const samples = new Samples();
@@ -57,15 +63,16 @@ export async function draw(place, state, signal) {
   // What is on screen stays until another run, added to the charts, has arrived.
   const isOpen = place.querySelector(".standing") !== null;
   if (!isOpen) open();
-  body.append(header, insight, form, grid, status);
+  body.append(header, insight, form, grid, more, status);
   const watched = [run.name, ...names].map(watch);
   const show = () => {
     body.hidden = false;
     standing(header, watched[0]);
     insight.textContent = lossStory(watched[0].records);
-    render(controls(runs, run, names, state, smoothing(state, watched)), form);
+    render(controls(runs, run, names, state, watched), form);
     samples.show(watched.map((one) => ({ ...one, validated: one.records.filter((record) => record.split === "valid").map((record) => record.step) })));
-    showCharts(grid, watched, state, status, samples);
+    showCharts(grid, others, watched, state, status, samples);
+    more.hidden = !others.hasChildNodes();
     charts.get("loss").root.after(samples.root);
   };
   await refresh(watched, signal);
@@ -93,12 +100,19 @@ function smoothing(state, watched) {
   return Math.max(0, Math.min(0.98, share || 0));
 }
 
-function controls(runs, run, names, state, share) {
+/** Whether the y axis is logarithmic: as the state says; by default where the loss falls by more than a decade. @param {Watched[]} watched */
+function isLog(state, watched) {
+  if (state.logy) return state.logy === "1";
+  const losses = watched.flatMap(({ records }) => records.map(({ loss }) => loss)).filter((loss) => loss > 0);
+  return Math.max(...losses) > DECADE * Math.min(...losses);
+}
+
+function controls(runs, run, names, state, watched) {
   const smoothed = ({ target }) => change({ smooth: target.value });
-  const flag = (name, label) => checkbox(label, state[name] === "1", (on) => change({ [name]: on ? "1" : "" }));
   return html`${runChoice(runs, run.name)} ${compared(runs.filter((one) => one.name !== run.name), names)}
-    ${flag("logx", "log x")} ${flag("logy", "log y")}
-    ${labelled("Smoothing", html`<input type="range" min="0" max="0.98" step="0.02" .value=${String(share)} @change=${smoothed} />`)}`;
+    ${checkbox("log x", state.logx === "1", (on) => change({ logx: on ? "1" : "" }))}
+    ${checkbox("log y", isLog(state, watched), (on) => change({ logy: on ? "1" : "0" }))}
+    ${labelled("Smoothing", html`<input type="range" min="0" max="0.98" step="0.02" .value=${String(smoothing(state, watched))} @change=${smoothed} />`)}`;
 }
 
 /** A checkbox for each other run, in the colour of its lines. */
@@ -158,14 +172,14 @@ function standing(place, run) {
     ["time left", left],
     ["loss", best ? `${shown(best.loss)} (best, step ${best.step})` : "–"],
   ];
-  if (score) facts.push([titleOf(score), shown(valid.at(-1)[score])]);
+  if (score) facts.push([`validation ${TITLES[score] ?? score.replaceAll("_", " ")}`, (POINTS[score] ? points : shown)(valid.at(-1)[score])]);
   const bar = steps ? html`<progress max=${steps} value=${step} aria-label="Share of the training"></progress>` : nothing;
   render(html`<dl>${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>${bar}`, place);
 }
 
 /** The series of each metric: {loss: [{name: "demo train", …}], …}. @param {Watched[]} watched */
 function measured(watched) {
-  const byMetric = new Map([["loss", []], ["perplexity", []], ["learning_rate", []]]);
+  const byMetric = new Map(FIRST.map((key) => [key, []]));
   for (const { name, colour, records } of watched) {
     for (const record of records) {
       for (const [key, value] of Object.entries(record)) {
@@ -179,15 +193,15 @@ function measured(watched) {
       }
     }
   }
-  return new Map([...byMetric].filter(([key, series]) => series.length || key !== "perplexity"));
+  return new Map([...byMetric].filter(([key, series]) => series.length || key === "loss" || key === "learning_rate"));
 }
 
-function showCharts(grid, watched, state, status, samples) {
+function showCharts(grid, others, watched, state, status, samples) {
   const share = smoothing(state, watched);
   for (const [key, measuredSeries] of measured(watched)) {
     if (!charts.has(key)) {
       charts.set(key, new Chart({ name: key, title: titleOf(key), tall: key === "loss" ? 370 : 290, moved: (step) => samples.highlight(step) }));
-      grid.append(charts.get(key).root);
+      (FIRST.includes(key) ? grid : others).append(charts.get(key).root);
     }
     let note = "";
     const series = measuredSeries.flatMap((one) => {
@@ -204,7 +218,9 @@ function showCharts(grid, watched, state, status, samples) {
         note += `${name}: ${schedule.name}, ${schedule.formula}. ${schedule.reason ?? ""} `;
       }
     }
-    charts.get(key).show(series, { logX: state.logx === "1", logY: state.logy === "1", note });
+    const logY = key === "loss" ? isLog(state, watched) : state.logy === "1";
+    const up = key === "learning_rate" ? "" : `${POINTS[key] ?? titleOf(key).toLowerCase()}${logY ? " (log)" : ""}`;
+    charts.get(key).show(series, { logX: state.logx === "1", logY, note, up, number: POINTS[key] ? points : shown });
   }
   const last = watched[0].records.at(-1);
   const lost = watched[0].broken ? ` Unreadable lines in metrics.jsonl: ${watched[0].broken}.` : "";

@@ -188,7 +188,6 @@ async function drawAlignment({ run, state, text, result }, gold, signal) {
   }
   const pair = gold?.pair ?? null;
   const map = chosenMap(state, alignment);
-  describe({ run: run.name, text, translation: result.hypotheses[result.which].text, map: map.title });
   const byWords = state.unit === "words" && Boolean(pair?.errors);
   render(mapControls(run, alignment, map, byWords, Boolean(pair?.errors)), screen.which);
   const says = (row, column, value) => `${row} attends to ${column}: ${value}`;
@@ -198,12 +197,14 @@ async function drawAlignment({ run, state, text, result }, gold, signal) {
     tensor(source, `${byWords ? "words" : "alignment"}.${map.kind}`, map.which, signal),
     pair ? tensor(pair.trace, "gold", {}, signal) : null,
   ]);
+  const story = `${byWords ? "In the reference: " : ""}${orderOf(values, rows, columns)}`;
+  const { text: translation } = result.hypotheses[result.which];
+  describe({ run: run.name, text, translation, map: map.title });
   // Empty until the look-up has ended: the legend has its place before.
   const rings = links ? goldCells(pair, links.values, rows, columns) : run.ambiguous ? [] : null;
-  screen.map.show({ name: `alignment-${map.title.replace(/\W+/g, "-")}`, title: byWords ? `Reference: “${pair.target}” (${kind.toLowerCase()}, ${map.title})` : `${kind}, ${map.title}`, rows, columns, values, says, number: percent, rings }, state.cell ? cellOf(state.cell) : reordered(values, columns.length));
-  const isOther = pair !== null && result.hypotheses[result.which].text !== pair.target;
-  const about = byWords ? "In the reference: " : "";
-  screen.insight.textContent = `${isOther ? "Not the reference. " : ""}${about}${orderOf(values, rows, columns)}`;
+  screen.map.show({ name: `alignment-${map.title.replace(/\W+/g, "-")}`, title: byWords ? `Reference: “${pair.target}” (${kind.toLowerCase()}, ${map.title})` : `${kind}, ${map.title}`, insight: `“${translation}” ${story}`, rows, columns, values, says, number: percent, rings }, state.cell ? cellOf(state.cell) : reordered(values, columns.length));
+  const isOther = pair !== null && translation !== pair.target;
+  screen.insight.textContent = `${isOther ? "Not the reference. " : ""}${story}`;
   screen.note.textContent = goldNote(gold, result);
   screen.error.textContent = pair?.errors ? `Alignment error rate (AER) of this map: ${percent(errorOf(pair.errors, map))}.` : "";
 }

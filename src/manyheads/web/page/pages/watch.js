@@ -25,13 +25,13 @@ const played = new Set(); // runs whose training was played since the page was l
 /** The words of the page for each kind of example; `attention` names the heads that can be removed. */
 const KINDS = {
   translation: {
-    lead: "A held-out sentence and its reference while the model learns. Ribbons: cross-attention. Bars: P of each token.",
+    lead: "A held-out sentence and its reference. Ribbons: cross-attention. Dials: words that a head aligns. Bars: P of each token.",
     example: "Sentence",
     written: "Translation written so far",
     attention: "decoder.cross",
   },
   language: {
-    lead: "A held-out text while the model learns. Arcs: self-attention, as wide as the weight. Bars: P of each token.",
+    lead: "A held-out text. Arcs: self-attention. Dials: weight on the token before. Bars: P of each token.",
     example: "Text",
     written: "Text read so far",
     attention: "decoder.self",
@@ -45,7 +45,7 @@ const KINDS = {
 export const keys = [
   ["← →", "previous probe, next probe"],
   ["Home End", "first step, last step"],
-  ["Space", "play the training in six seconds"],
+  ["Space", "play the training in six seconds, with a rest at each milestone"],
   ["[ ]", "one token of the translation less, one more"],
 ];
 
@@ -310,7 +310,7 @@ class Watch {
     const from = this.moment.at >= last - 0.01 ? 0 : this.moment.at;
     const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
     this.playing.textContent = "Stop";
-    this.cancel = playFrom(this.source, from, (at) => {
+    this.cancel = playFrom(this.source, this.moment.sentence, from, (at) => {
       if (at >= last || this.signal.aborted) this.stop();
       if (!this.signal.aborted) this.go(still ? Math.floor(at) : at, { quiet: false });
     });
@@ -332,7 +332,7 @@ class Watch {
 
   async film() {
     if (this.cancel) this.stop();
-    const position = pace(this.source);
+    const position = pace(this.source, this.moment.sentence);
     const content = await film(this.canvas, SECONDS + STILL, (seconds) => this.go(position(seconds / SECONDS), { quiet: false }), this.signal);
     if (!this.signal.aborted) saveFile(this.fileName("webm"), content);
   }
