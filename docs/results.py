@@ -255,7 +255,7 @@ def rewritten(text: str) -> str:
 
 
 def pages() -> list[Path]:
-    every = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
+    every = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")), DOCS / "notebooks/README.md"]
     return [page for page in every if MARK.search(page.read_text("utf-8"))]
 
 
