@@ -61,10 +61,11 @@ docs: $(DEVELOP)
 	$(BIN)/python -m sphinx -q -W --keep-going docs docs/_build
 	$(BIN)/python -m pytest -q tests/docs
 
-# Executes docs/notebooks; `make notebooks docs` shows their outputs on the site.
+# Executes docs/notebooks; `make notebooks docs` shows their outputs on the site. One thread: models
+# this small gain nothing from two, and on a busy machine threads wait for each other.
 notebooks: $(DEVELOP)
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[notebooks]' -c constraints.txt
-	$(BIN)/python docs/run_notebooks.py
+	OMP_NUM_THREADS=1 $(BIN)/python docs/run_notebooks.py
 
 # Changes the code in 200 small ways, and counts the changes that no test notices.
 mutants: $(DEVELOP)

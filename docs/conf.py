@@ -35,6 +35,8 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
+html_show_search_summary = False  # a browser does not let a page from a file fetch others
+html_search_scorer = str(HERE / "search_scorer.js")
 html_theme_options = {"navigation_with_keys": True}
 
 

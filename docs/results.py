@@ -211,7 +211,7 @@ def block(key: str) -> str:
         head = ["experiment", "seeds", "machine", "versions", "data"]
         return markdown(head, overview())
     if key == "data":
-        return markdown(["data", "source", "file", "SHA-256"], data_rows())
+        return "\n\n".join(sources())
     if key == "headlines":
         return markdown(["what", "ours", "compared with", "ahead"], headlines())
     name, _, part = key.partition("/")
@@ -241,13 +241,12 @@ def overview() -> Iterator[list[str]]:
         ]
 
 
-def data_rows() -> Iterator[list[str]]:
+def sources() -> Iterator[str]:
+    """For each data set its source, and its files in the format of `sha256sum --check`."""
     for name, entry in data_sets().items():
-        first = [f"`{name}`", entry["source"]]
-        for file, digest in entry["files"].items() or [("", "")]:
-            code = [f"`{text}`" if text else "" for text in (file, digest)]
-            yield [*first, *code]
-            first = ["", ""]
+        yield f"**{name}**: {entry['source']}."
+        if files := entry["files"]:
+            yield "\n".join(f"    {digest}  {file}" for file, digest in files.items())
 
 
 def rewritten(text: str) -> str:
@@ -256,7 +255,7 @@ def rewritten(text: str) -> str:
 
 
 def pages() -> list[Path]:
-    every = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
+    every = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")), DOCS / "notebooks/README.md"]
     return [page for page in every if MARK.search(page.read_text("utf-8"))]
 
 

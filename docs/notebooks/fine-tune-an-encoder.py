@@ -2,7 +2,7 @@
 # # Fine-tune an encoder
 #
 # Pretrain a small BERT on plain text, then teach it a task with few labelled examples. The task is
-# a small version of CoLA: is the word order of a sentence correct? Time: about two minutes.
+# a small version of CoLA: is the word order of a sentence correct? Time: under two minutes.
 
 # %%
 import csv

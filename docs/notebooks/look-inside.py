@@ -2,7 +2,7 @@
 # # Look inside a translator
 #
 # Read the attention maps of a trained model, compare them with the correct word alignment, follow
-# the prediction through the layers, and switch heads off. Time: under a minute, and two more if
+# the prediction through the layers, and switch heads off. Time: under a minute, and one more if
 # the translator of [the notebook before](train-a-translator.md) is not trained yet.
 
 # %%

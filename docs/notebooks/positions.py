@@ -2,7 +2,7 @@
 # # Positions
 #
 # Compare sinusoidal, rotary and ALiBi positions, first as formulas, then in small language
-# models. Time: about a minute.
+# models. Time: half a minute.
 
 # %%
 import json

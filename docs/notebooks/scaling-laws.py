@@ -2,7 +2,7 @@
 # # Scaling laws
 #
 # Train small language models of several sizes on several amounts of text, fit a law to their
-# losses, and predict a larger run before training it. Time: about two minutes.
+# losses, and predict a larger run before training it. Time: about a minute.
 #
 # The command `manyheads scaling-laws` does this at full length; see
 # [Scaling laws](../../scaling.md).

@@ -2,7 +2,7 @@
 # # Train a translator and watch it
 #
 # Train an encoder–decoder from English to German on the built-in phrasebook, and look at what it
-# does while it learns. Time: about two minutes on two cores.
+# does while it learns. Time: about a minute.
 
 # %%
 import base64

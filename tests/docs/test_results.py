@@ -13,6 +13,7 @@ from tests.docs.test_docs import ROOT, known_commands
 
 from manyheads import __version__
 from manyheads.commands.catalogue import headers
+from manyheads.lab.claims.runner import claims
 
 
 def load() -> ModuleType:
@@ -64,6 +65,13 @@ def test_an_experiment_can_be_repeated(name: str) -> None:
 def test_an_experiment_was_measured_with_the_present_release(name: str) -> None:
     """Repeat its commands, or move its table to docs/research-notes."""
     assert results.experiments()[name].release == RELEASE
+
+
+def test_the_claims_were_measured_with_the_present_release() -> None:
+    """Repeat the command at the top of the page."""
+    runs = re.findall(r"^- run: .*$", (ROOT / "docs/claims.md").read_text("utf-8"), flags=re.M)
+    assert len(runs) == len(claims())
+    assert all(f", release {RELEASE}." in run for run in runs)
 
 
 def test_no_table_of_results_is_written_by_hand() -> None:

@@ -57,8 +57,14 @@ def test_search_works_from_files() -> None:
     with shared.playwright_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shared.CHROMIUM, args=shared.FLAGS)
         page = browser.new_page()
-        page.goto(f"{(SITE / 'search.html').as_uri()}?q=warm-up")
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("requestfailed", lambda request: errors.append(request.url))
+        page.goto(f"{(SITE / 'search.html').as_uri()}?q=beam+search")
         page.wait_for_selector("#search-results li a", timeout=20_000)
+        page.wait_for_function("document.querySelectorAll('#search-results li').length > 15")
         titles = page.locator("#search-results li a").all_inner_texts()
         browser.close()
     assert "Glossary" in titles
+    assert titles[-2:] == ["Log", "Measurements of release 0.1"]  # the research notes come last
+    assert not errors

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from manyheads import __version__
 from manyheads.cli import app
 from manyheads.errors import DataError, UserError
 from manyheads.lab.claims import report, runner
-from manyheads.lab.claims.claim import Claim, Measured, Setting, holds_if
+from manyheads.lab.claims.claim import LECTURES, Claim, Measured, Setting, holds_if
 
 
 @pytest.fixture
@@ -60,6 +61,10 @@ def test_results_are_kept_and_not_computed_again(counting: list[int], tmp_path: 
     page = (tmp_path / "out" / "index.html").read_text()
     assert "<code>manyheads claims --all --seeds 1,2 --device cpu --report out</code>" in page
     assert "One &amp; one is &lt;two&gt;." in page
+    assert f"release {__version__}</p>" in page
+    text = (tmp_path / "out" / "claims.md").read_text()
+    assert f"release {__version__}\n" in text
+    assert f"Source: {LECTURES['000']}." in text
     assert "data:image/png;base64," in page
     assert not re.search(r"(src|href)=.?https?:", page)
     for broken in ("{", "3", json.dumps({**row, "numbers": {"x": 1}})):
@@ -96,7 +101,7 @@ def test_a_result_is_reused_while_setting_and_code_are_the_same(
     assert runner.kept("counting", setting, tmp_path) == result
     for other in ({"seeds": (1, 3)}, {"large": True}, {"threads": 1}):
         assert runner.kept("counting", dataclasses.replace(setting, **other), tmp_path) is None
-    for words in ({"threads": result.threads + 1}, {"code": "00000000"}):
+    for words in ({"threads": result.threads + 1}, {"code": "00000000"}, {"release": "0.1"}):
         text = json.dumps({**result.as_json(), **words})
         (tmp_path / "counting.json").write_text(text)
         assert runner.kept("counting", setting, tmp_path) is None

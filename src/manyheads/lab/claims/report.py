@@ -34,11 +34,11 @@ def counted(results: Sequence[Result]) -> str:
     )
 
 
-def said_in(lectures: str) -> str:
+def source(lectures: str) -> str:
     """The titles of the lectures that make a claim, from their numbers."""
     if lectures == "none":
-        return "in no lecture"
-    return f"in {'; '.join(LECTURES[number] for number in lectures.split(', '))}"
+        return "the paper, not a lecture"
+    return "; ".join(LECTURES[number] for number in lectures.split(", "))
 
 
 def how(results: Sequence[Result]) -> str:
@@ -68,11 +68,11 @@ def as_html(results: Sequence[Result], folder: Path, command: str) -> str:
         parts.append(
             f"<section id={escape(result.name)}><h2>{escape(result.sentence)}</h2>"
             f"<p><strong class={result.verdict}>{WORDS[result.verdict]}</strong>: "
-            f"{escape(result.why)}.</p><p>Said {escape(said_in(result.deck))}. Criterion: "
+            f"{escape(result.why)}.</p><p>Source: {escape(source(result.lectures))}. Criterion: "
             f"{escape(result.criterion)}.</p><table>{rows}</table>{_image(result, folder)}"
             f"<p><code>{escape(result.command)}</code><br>seeds "
             f"{', '.join(map(str, result.seeds))}; {result.seconds:.1f} s; "
-            f"{escape(result.machine)}</p></section>"
+            f"{escape(result.machine)}; release {result.release}</p></section>"
         )
     return "\n".join(parts) + "\n"
 
@@ -94,8 +94,8 @@ def as_markdown(results: Sequence[Result], command: str) -> str:
         "",
         f"Written by `{command}`: {counted(results)}.",
         "",
-        "Needs: the extra `figures` for the plots, and hours on a CPU for all; one claim takes "
-        "minutes.",
+        "Needs: the extra `figures` for the plots. Each claim has its time; all of them took "
+        f"{sum(result.seconds for result in results) / 60:.0f} minutes.",
         "",
         f"{_plain(how(results))} Each claim is a file in `src/manyheads/lab/claims/lectures`.",
         "",
@@ -112,12 +112,13 @@ def as_markdown(results: Sequence[Result], command: str) -> str:
 
 def _section(result: Result) -> list[str]:
     lines = [
-        f"{_plain(result.sentence)} Said {said_in(result.deck)}.",
+        f"{_plain(result.sentence)} Source: {source(result.lectures)}.",
         "",
         f"**{WORDS[result.verdict].capitalize()}**: {_plain(result.why)}.",
         "",
         f"- criterion: {_plain(result.criterion)}",
-        f"- run: `{result.command}`, {result.seconds:.1f} s on {_plain(result.machine)}",
+        f"- run: `{result.command}`, {result.seconds:.1f} s on {_plain(result.machine)}, "
+        f"release {result.release}",
     ]
     shown = f"![What {result.name} measured]({result.picture})"
     return lines if result.picture is None else [*lines, "", shown]
@@ -130,7 +131,7 @@ def _plain(text: str) -> str:
 
 def listing(known: Mapping[str, Claim]) -> str:
     """A line for each claim."""
-    return "".join(f"{n}: {c.sentence} ({said_in(c.deck)})\n" for n, c in known.items())
+    return "".join(f"{n}: {c.sentence} ({source(c.lectures)})\n" for n, c in known.items())
 
 
 def save_report(

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from manyheads import __version__
 from manyheads.config import nearest
 from manyheads.errors import DataError, UserError
 from manyheads.fileio import check_sum, write_text
@@ -47,12 +48,12 @@ def find(name: str) -> Claim:
 class Result:
     """The verdict and numbers of a claim, the command that repeats it, and a check sum of the code.
 
-    `deck` lists the lectures, by keys of `LECTURES`. `picture` is a path in the report's folder.
+    `lectures` has keys of `LECTURES`. `picture` is a path in the report's folder.
     """
 
     name: str
     sentence: str
-    deck: str
+    lectures: str
     criterion: str
     verdict: str
     why: str
@@ -61,6 +62,7 @@ class Result:
     seconds: float
     command: str
     machine: str
+    release: str
     threads: int
     code: str
     picture: str | None = None
@@ -129,7 +131,7 @@ def run(name: str, setting: Setting, folder: Path | None = None) -> Result:
     result = Result(
         name=name,
         sentence=claim.sentence,
-        deck=claim.deck,
+        lectures=claim.lectures,
         criterion=claim.criterion,
         verdict=judged.verdict,
         why=judged.why,
@@ -138,6 +140,7 @@ def run(name: str, setting: Setting, folder: Path | None = None) -> Result:
         seconds=seconds,
         command=command_of(f"--run {name}", setting),
         machine=f"{machine}, {threads} thread{'s' * (threads > 1)}, torch {torch.__version__}",
+        release=__version__,
         threads=threads,
         code=code,
         picture=f"{PICTURES}/{name}.png" if folder is not None and measured.lines else None,
@@ -176,7 +179,7 @@ def run_all(
 
 def as_rows(known: Mapping[str, Claim]) -> list[dict[str, str]]:
     """The claims as plain values."""
-    keys = ("sentence", "deck", "criterion")
+    keys = ("sentence", "lectures", "criterion")
     return [{"name": name} | {k: getattr(claim, k) for k in keys} for name, claim in known.items()]
 
 
@@ -203,7 +206,7 @@ def draw(name: str, measured: Measured, path: Path) -> None:
 
 
 def kept(name: str, setting: Setting, folder: Path) -> Result | None:
-    """The saved result of this claim, if it was run with this setting and the current code."""
+    """The saved result of this claim, if setting, code and release of the run are the same."""
     path = folder / f"{name}.json"
     if not path.is_file():
         return None
@@ -220,6 +223,7 @@ def kept(name: str, setting: Setting, folder: Path) -> Result | None:
         result.command == command_of(f"--run {name}", setting)
         and result.threads == torch.get_num_threads()
         and result.code == code_of(find(name))
+        and result.release == __version__
         and (result.picture is None or (folder / result.picture).is_file())
     )
     return result if current else None

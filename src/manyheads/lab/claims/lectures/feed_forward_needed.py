@@ -89,9 +89,9 @@ def judge(measured: Measured) -> Judged:
     averaged = max(measured.most("attention"), measured.most("sharp attention")) < 0.01
     ends = {kind: measured.least(f"with {kind}") > 0.1 for kind in ENDS}
     why = (
-        f"of the differences between words {LAYERS} layers of attention leave "
-        f"{measured.reported('attention')} ({measured.reported('sharp attention')} where it is "
-        "sharp), "
+        f"share of the differences between words after {LAYERS} layers: "
+        f"{measured.reported('attention')} with attention only "
+        f"({measured.reported('sharp attention')} if it is sharp), "
         f"{measured.reported('with feed-forward')} with a feed-forward after each, "
         f"{measured.reported('with residuals')} with residual connections and no feed-forward, "
         f"{measured.reported('with both')} with both"
