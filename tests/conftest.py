@@ -1,5 +1,6 @@
 """One torch thread a test process: two busy processes then never fight for a core."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -13,7 +14,10 @@ from tests.checks import CORE, checked, trusting
 torch.set_num_threads(1)
 if not torch.cuda.is_available():  # our kernels then run in Triton's interpreter (tests/kernels)
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+gc.disable()  # until all modules are imported: a third of the time of collection
 jaxtyping.jaxtyped = checked  # before the package is imported
+for absent in (torch.xpu, torch.mtia):  # torch.manual_seed formats a stack trace for each of them
+    absent.manual_seed_all = lambda seed: None  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +34,10 @@ QUICK = {"data", "evaluate", "lab", "models", "nn", "tokenizer"}
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.parent.name in QUICK)
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -76,7 +76,7 @@ def gradients(family: str, theirs: Any, ours: nn.Module) -> dict[str, Tensor]:
 )
 def test_logits_and_gradients_are_theirs(family: str, dtype: torch.dtype) -> None:
     bound = TOLERANCE[dtype]
-    for seed in SEEDS if dtype == torch.float32 else SEEDS[:12]:
+    for seed in SEEDS if dtype == torch.float32 else range(len(CLASSES[family]) + 3):
         theirs = draw(family, seed, dtype)
         with exact(theirs):
             ours = from_huggingface(theirs)

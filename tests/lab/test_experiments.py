@@ -147,6 +147,7 @@ TINY: dict[ModuleType, dict[str, object]] = {
 }
 # After so few steps nothing is learned, and that is no evidence for them.
 UNLEARNED = (approximations, attention_aligns, bottleneck)
+MEASURED_BELOW = (flash_moves_less, parallel_over_places, tied_embeddings)
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +160,11 @@ def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, name, value)
 
 
-@pytest.mark.parametrize("module", TINY, ids=lambda module: module.__name__.split(".")[-1])
+@pytest.mark.parametrize(
+    "module",
+    [module for module in TINY if module not in MEASURED_BELOW],
+    ids=lambda module: module.__name__.split(".")[-1],
+)
 def test_what_is_measured_can_be_judged(module: ModuleType) -> None:
     measured = module.CLAIM.measure(ONCE)
     assert all(len(values) == 1 for values in measured.numbers.values())
@@ -197,6 +202,7 @@ def test_a_model_that_goes_place_by_place_is_found(monkeypatch: pytest.MonkeyPat
     assert measured.numbers["transformer steps, n"] == [0]
     assert measured.numbers["lstm steps, n"][0] > 0.8
     assert measured.numbers["threads"] == [2]
+    assert parallel_over_places.judge(measured).verdict in ("holds", "depends", "fails")
 
     def recurrent(dim: int, length: int, device: torch.device) -> dict[str, nn.Module]:
         vocabulary = parallel_over_places.VOCABULARY

@@ -24,6 +24,7 @@ from small_runs import CPU, WORDS, records, saved, trainer, write_recipe
 from tests.checks import unchecked
 from tests.faults.small_run import ending, fork
 from tests.golden.record import RUN_FOLDER
+from tests.test_cli import call
 from torch import distributed as dist
 from torch import nn
 
@@ -74,17 +75,6 @@ def step(self, number):
     return plain(self, number)
 
 loop.Trainer.step = step
-from manyheads.cli import main
-main()
-"""
-
-
-# A command whose output goes to a file, without the lines of torchrun.
-COMMAND = """
-import os, sys
-path = sys.argv.pop(1)
-if os.environ["RANK"] == "0":
-    sys.stdout = open(path, "w", encoding="utf-8")
 from manyheads.cli import main
 main()
 """
@@ -302,24 +292,32 @@ def test_processes_translate_evaluate_and_embed_as_one_does(recipe: Path, tmp_pa
     trainer(recipe, out, *PLAIN).run()
     lines = [" ".join(WORDS[: 1 + n % 7]) for n in range(41)]
     (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    script = tmp_path / "commands.py"
-    script.write_text(COMMAND, encoding="utf-8")
-    for name, words in {
+    commands = {
         "translate": ("translate", out, tmp_path / "in.txt", "--n-best", "2"),
         "evaluate": ("evaluate", out, "--split", "valid", "--json"),
-    }.items():
-        one = subprocess.run(
-            [sys.executable, "-m", "manyheads", *map(str, words)], capture_output=True, text=True
-        )
-        torchrun(2, script, tmp_path / name, *words)
-        assert (tmp_path / name).read_text(encoding="utf-8") == one.stdout
-        assert one.stdout.count("\n") > 10
+        "embed": ("embed", out, tmp_path / "in.txt", "--out", tmp_path / "vectors.npy"),
+    }
+
+    def work(name: str) -> int:
+        """The main process writes the output of a command into a file."""
+        path = tmp_path / name if os.environ["RANK"] == "0" else os.devnull
+        with open(path, "w", encoding="utf-8") as sys.stdout:
+            sys.argv = ["manyheads", *map(str, commands[name])]
+            try:
+                cli.main()
+            except SystemExit as end:
+                return int(end.code or 0)
+        return 0
+
     vectors = []
-    for count in (1, 2):
-        path = tmp_path / f"{count}.npy"
-        words = ("embed", out, tmp_path / "in.txt", "--out", path)
-        torchrun(count, script, tmp_path / "embed", *words)
-        vectors.append(np.load(path))
+    for name, words in commands.items():
+        code, output, error = call(*map(str, words))
+        assert code == 0, error
+        vectors += [np.load(words[-1])] if name == "embed" else []
+        forked(2, partial(work, name), tmp_path)
+        assert (tmp_path / name).read_text(encoding="utf-8") == output
+        assert name == "embed" or output.count("\n") > 10
+    vectors.append(np.load(tmp_path / "vectors.npy"))
     np.testing.assert_allclose(vectors[1], vectors[0], rtol=1e-5, atol=1e-6)
     assert len(vectors[0]) == 41
 

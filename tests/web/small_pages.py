@@ -2,8 +2,12 @@
 
 import contextlib
 import io
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -25,6 +29,21 @@ SETTINGS = (
 SENTENCE = "The small dog sees the tree."
 
 
+def made_once(make: Callable[[Path], Path]) -> Callable[[Path], Path]:
+    """A function that fills a folder: its first call in a process does, later ones copy that."""
+    first: list[TemporaryDirectory[str]] = []
+
+    @wraps(make)
+    def copied(folder: Path) -> Path:
+        if not first:
+            first.append(TemporaryDirectory())
+            make(Path(first[0].name))
+        return Path(shutil.copytree(first[0].name, folder, dirs_exist_ok=True))
+
+    return copied
+
+
+@made_once
 def make_runs(folder: Path) -> Path:
     """`translator`, trained for some steps, and `writer` and `reader` with first weights."""
     torch.manual_seed(1)

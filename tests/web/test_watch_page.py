@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from tests.tasks.small_texts import trainer, write_texts
-from tests.web.small_pages import SETTINGS
+from tests.web.small_pages import SETTINGS, made_once
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 shared = pytest.importorskip("tests.web.test_page", reason="needs chromium")
@@ -63,9 +63,8 @@ LEAST, LEAST_ARC, LEAST_CELL = 0.02, 0.06, 0.01  # of watchview.js and watchlang
 COLOURS = ("#0072b2", "#d55e00")  # the first two heads
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("runs")
+@made_once
+def make_probed_runs(made: Path) -> Path:
     settings = [*SETTINGS, "data.valid_pairs=30", "train.probes=8", "train.probe_weights=true"]
     with contextlib.redirect_stderr(io.StringIO()):
         recipe = read_recipe("phrasebook", settings)
@@ -75,6 +74,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             steps = ("train.steps=30", "train.probes=8", "train.probe_weights=true")
             trainer(case, texts, made / name, *steps).run()
     return made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_probed_runs(tmp_path_factory.mktemp("runs"))
 
 
 def probes(folder: Path, run: str = "translator") -> list[dict[str, Any]]:
