@@ -100,8 +100,6 @@ def test_few_pairs_are_not_read_thousands_of_times() -> None:
         assert train.warmup_steps == steps // 4
         assert train.patience is not None
         assert 1 < train.patience * train.validate_every < steps / 2
-    chosen = translation(read_recipe("translation", ["train.steps=400"]), 200)
-    assert chosen["train.warmup_steps"] == 100  # a quarter of the steps of the user
     steps = [
         translation(run, pairs)["train.steps"] for pairs in (1, 3000, 8000, 8001, 10**6, 10**7)
     ]

@@ -50,13 +50,12 @@ def language(run: "Run", characters: int) -> Settings:
 
 
 def translation(run: "Run", pairs: int) -> Settings:
-    """Encoder–decoders of parallel text: up to 8,000 pairs, half a step for each within limits."""
-    few = min(4000, max(1000, pairs // 2)) if "train.steps" in run.by_data else run.train.steps
-    warm_up, validation = min(1000, few // 4), min(500, max(50, few // 20))
+    """Encoder–decoders of parallel text: few pairs are read at most about eighty times."""
+    few = min(4000, max(1000, pairs // 2))
     rows = (
         # pairs at most, SIZES, dropout, learning rate, steps, warm-up, validation, patience,
         # tokens a step, vocabulary
-        (8_000, 128, 4, 4, 256, 0.3, 2e-3, few, warm_up, validation, 8, 2000, 2000),
+        (8_000, 128, 4, 4, 256, 0.3, 2e-3, few, few // 4, few // 20, 8, 2000, 2000),
         (60_000, 128, 4, 4, 256, 0.2, 2e-3, 7000, 1000, 500, "none", 2000, 8000),
         (600_000, 256, 4, 4, 1024, 0.2, 2e-3, 10_000, 1000, 500, "none", 8192, 10_000),
         (math.inf, 512, 6, 8, 2048, 0.1, 1e-3, 40_000, 1000, 500, "none", 16_384, 32_000),
