@@ -119,6 +119,11 @@ class Claim:
     measure: Callable[[Setting], Measured]
     judge: Callable[[Measured], Judged]
 
+    @property
+    def deck(self) -> str:
+        """The lectures under their JSON key."""
+        return self.lectures
+
 
 def holds_if(condition: bool, why: str) -> Judged:
     """The verdict of a single condition."""

@@ -68,7 +68,7 @@ def as_html(results: Sequence[Result], folder: Path, command: str) -> str:
         parts.append(
             f"<section id={escape(result.name)}><h2>{escape(result.sentence)}</h2>"
             f"<p><strong class={result.verdict}>{WORDS[result.verdict]}</strong>: "
-            f"{escape(result.why)}.</p><p>Source: {escape(source(result.lectures))}. Criterion: "
+            f"{escape(result.why)}.</p><p>Source: {escape(source(result.deck))}. Criterion: "
             f"{escape(result.criterion)}.</p><table>{rows}</table>{_image(result, folder)}"
             f"<p><code>{escape(result.command)}</code><br>seeds "
             f"{', '.join(map(str, result.seeds))}; {result.seconds:.1f} s; "
@@ -112,7 +112,7 @@ def as_markdown(results: Sequence[Result], command: str) -> str:
 
 def _section(result: Result) -> list[str]:
     lines = [
-        f"{_plain(result.sentence)} Source: {source(result.lectures)}.",
+        f"{_plain(result.sentence)} Source: {source(result.deck)}.",
         "",
         f"**{WORDS[result.verdict].capitalize()}**: {_plain(result.why)}.",
         "",

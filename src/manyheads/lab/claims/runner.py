@@ -48,12 +48,12 @@ def find(name: str) -> Claim:
 class Result:
     """The verdict and numbers of a claim, the command that repeats it, and a check sum of the code.
 
-    `lectures` has keys of `LECTURES`. `picture` is a path in the report's folder.
+    `deck` has the lectures, by keys of `LECTURES`. `picture` is a path in the report's folder.
     """
 
     name: str
     sentence: str
-    lectures: str
+    deck: str
     criterion: str
     verdict: str
     why: str
@@ -131,7 +131,7 @@ def run(name: str, setting: Setting, folder: Path | None = None) -> Result:
     result = Result(
         name=name,
         sentence=claim.sentence,
-        lectures=claim.lectures,
+        deck=claim.deck,
         criterion=claim.criterion,
         verdict=judged.verdict,
         why=judged.why,
@@ -179,7 +179,7 @@ def run_all(
 
 def as_rows(known: Mapping[str, Claim]) -> list[dict[str, str]]:
     """The claims as plain values."""
-    keys = ("sentence", "lectures", "criterion")
+    keys = ("sentence", "deck", "criterion")
     return [{"name": name} | {k: getattr(claim, k) for k in keys} for name, claim in known.items()]
 
 
