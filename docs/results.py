@@ -68,14 +68,14 @@ HEADLINES = [
     ),
     (
         "Beam search on one CPU core, sentences/s: our PyTorch search; CTranslate2",
-        ("runtimes", "`translate`, PyTorch", "float32", "sentences/s"),
-        ("runtimes", "CTranslate2's `translate_batch`", "float32", "sentences/s"),
+        ("runtimes", "`translate`, PyTorch", "float32, 1 thread", "sentences/s"),
+        ("runtimes", "CTranslate2's `translate_batch`", "float32, 1 thread", "sentences/s"),
         "CTranslate2",
     ),
     (
         "The same: our default on a CPU, which runs CTranslate2; `transformers`",
-        ("runtimes", "`translate`, CTranslate2", "float32", "sentences/s"),
-        ("runtimes", "`transformers`, Marian", "float32", "sentences/s"),
+        ("runtimes", "`translate`, CTranslate2", "float32, 1 thread", "sentences/s"),
+        ("runtimes", "`transformers`, Marian", "float32, 1 thread", "sentences/s"),
         "ours",
     ),
 ]
