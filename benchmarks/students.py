@@ -4,7 +4,7 @@
 
 RUN:BEAM is a side. All run in CTranslate2 as int8, with the shortlist of a student, and translate
 the validation sentences of the first run. One JSON object a line; `times_as_fast` is the median
-over rounds of the rate beside that of the first side.
+over rounds of the rate divided by that of the first side.
 """
 
 import argparse
