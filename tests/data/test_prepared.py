@@ -360,11 +360,23 @@ def test_another_preparation_in_the_same_folder_is_read_anew(tmp_path: Path) -> 
         shutil.rmtree(data)
 
 
-@pytest.mark.parametrize("table", [{}, {"splits": 3}, {"splits": {"train": [{}]}}, {"data": 3}])
-def test_an_index_of_something_else_is_one_line(tmp_path: Path, table: dict[str, Any]) -> None:
-    write_json(tmp_path / prepared.INDEX, {"prepared": shards.FORMAT, **table})
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ({"prepared": shards.FORMAT}, "not an index"),
+        ({"prepared": shards.FORMAT, "splits": 3}, "not an index"),
+        ({"prepared": shards.FORMAT, "splits": {"train": [{}]}}, "not an index"),
+        ({"prepared": shards.FORMAT, "data": 3}, "not an index"),
+        ({"splits": {"prepared": []}}, "not an index"),
+        ({"prepared": "of an older release"}, "another release"),
+    ],
+)
+def test_an_index_of_something_else_is_one_line(
+    tmp_path: Path, table: dict[str, Any], problem: str
+) -> None:
+    write_json(tmp_path / prepared.INDEX, table)
     settings = [f"data.folder={tmp_path}"]
-    assert "not an index" in refusal(DataError, read_recipe, "language", settings)
+    assert problem in refusal(DataError, read_recipe, "language", settings)
 
 
 def test_a_preparation_killed_while_it_wrote_its_tokenizer_continues(tmp_path: Path) -> None:
