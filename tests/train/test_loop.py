@@ -543,6 +543,17 @@ def test_whether_blocks_are_compiled_is_the_whole_run_s_to_say(
     assert actual._should_compile()
 
 
+@pytest.mark.parametrize("setting", ["yes", "no"])
+def test_a_run_compiles_its_blocks_on_request(
+    setting: str, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[Any] = []
+    monkeypatch.setattr(loop, "compile_blocks", compiled.append)
+    actual = trainer(recipe, tmp_path / "run", f"train.compile={setting}", "train.steps=1")
+    actual.run()
+    assert compiled == [actual.model] * (setting == "yes")
+
+
 def test_early_stopping_ends_after_validations_without_a_better_loss(
     recipe: Path, tmp_path: Path
 ) -> None:
