@@ -18,6 +18,7 @@ from manyheads.loading import load_run, load_torch_run
 from manyheads.models.bert import Bert
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
+from manyheads.nn.lora import LowRank
 from manyheads.recipes import read_recipe
 from manyheads.run import read_run
 from manyheads.train.checkpoint import read_tensors, write_tensors
@@ -298,6 +299,14 @@ def test_a_translator_is_trained_in_the_frame_that_it_writes_in(
 
 
 LORA = ("finetune.lora.rank=2", "finetune.lora.targets=encoder.*")
+
+
+def test_an_update_starts_at_zero() -> None:
+    """B is 0; A is uniform within ±1/√columns, as in PEFT."""
+    weight = torch.randn(6, 40)
+    update = LowRank(weight, rank=8, scale=2.0)
+    assert torch.equal(update(weight), weight)
+    assert 0.9 < update.a.abs().max() * 40**0.5 <= 1
 
 
 def test_lora_trains_a_low_rank_update_and_saves_it_merged(

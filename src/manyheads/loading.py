@@ -343,9 +343,7 @@ def load_torch_run(folder: Path, device: torch.device | str = "cpu") -> LoadedRu
 
 def _on_device(model: Model, device: torch.device) -> Model:
     """The model on a device, with fused modules on a GPU."""
-    model.to(device)
-    if device.type == "cuda":
-        optimize(model)
+    optimize(model.to(device))
     return model
 
 

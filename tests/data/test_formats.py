@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.data.helpers import refusal
 
-from manyheads.data.files import read_rows
+from manyheads.data.files import join_names, read_rows
 from manyheads.data.labelled import LabelledData
 from manyheads.data.language import TextData
 from manyheads.data.summaries import SummaryData
@@ -145,6 +145,24 @@ def test_standard_input_is_running_text(monkeypatch: pytest.MonkeyPatch) -> None
     data = TextData(file="-", lines="sentences", valid_fraction=0.5)
     documents = [*data.read("train").documents, *data.read("valid").documents]
     assert [text for document in documents for text in document] == EN
+
+
+def test_empty_input_is_refused_with_its_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file can be removed, standard input cannot."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    (tmp_path / "empty.txt").touch()
+    for name, fix in (("-", "pipe"), (str(tmp_path / "empty.txt"), "remove it")):
+        data = TextData(file=name, lines="sentences", valid_fraction=0.5)
+        assert fix in refusal(DataError, data.read, "train")
+
+
+def test_names_in_messages_are_few_and_short() -> None:
+    """Ten names of at most 30 characters."""
+    assert join_names(["a" * 30, "b" * 31]) == f"({'a' * 30}, {'b' * 29}…)"
+    assert join_names([*"abcdefghij"]) == "(a, b, c, d, e, f, g, h, i, j)"
+    assert join_names([*"abcdefghijk"]) == "(a, b, c, d, e, f, g, h, i, j, …)"
 
 
 @pytest.mark.parametrize("packed", PACKERS)

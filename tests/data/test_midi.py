@@ -85,9 +85,9 @@ def test_time_follows_the_tempo(first: int, tmp_path: Path) -> None:
 
 
 def test_the_pedal_extends_notes(tmp_path: Path) -> None:
-    """Until it is up or the key is pressed again; a held key outlasts it."""
+    """Until it is up (below 64) or the key is pressed again; a held key outlasts it."""
     track = [
-        Message("control_change", control=64, value=127, time=0),
+        Message("control_change", control=64, value=64, time=0),
         Message(ON, note=60, velocity=64, time=0),
         Message(ON, note=72, velocity=64, time=0),
         Message(OFF, note=60, time=48),
@@ -96,7 +96,7 @@ def test_the_pedal_extends_notes(tmp_path: Path) -> None:
         Message("control_change", control=64, value=127, time=0, channel=1),
         Message(ON, note=80, velocity=64, time=0, channel=1),
         Message(OFF, note=80, time=0, channel=1),
-        Message("control_change", control=64, value=0, time=96),
+        Message("control_change", control=64, value=63, time=96),
         Message("control_change", control=64, value=0, time=96, channel=1),
         Message(OFF, note=72, time=144),
     ]

@@ -1,6 +1,7 @@
 """Prepared data: the tokens and batches of the text itself, in the same bytes however made."""
 
 import json
+import math
 import os
 import random
 import shutil
@@ -359,11 +360,23 @@ def test_another_preparation_in_the_same_folder_is_read_anew(tmp_path: Path) -> 
         shutil.rmtree(data)
 
 
-@pytest.mark.parametrize("table", [{}, {"splits": 3}, {"splits": {"train": [{}]}}, {"data": 3}])
-def test_an_index_of_something_else_is_one_line(tmp_path: Path, table: dict[str, Any]) -> None:
-    write_json(tmp_path / prepared.INDEX, {"prepared": shards.FORMAT, **table})
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ({"prepared": shards.FORMAT}, "not an index"),
+        ({"prepared": shards.FORMAT, "splits": 3}, "not an index"),
+        ({"prepared": shards.FORMAT, "splits": {"train": [{}]}}, "not an index"),
+        ({"prepared": shards.FORMAT, "data": 3}, "not an index"),
+        ({"splits": {"prepared": []}}, "not an index"),
+        ({"prepared": "of an older release"}, "another release"),
+    ],
+)
+def test_an_index_of_something_else_is_one_line(
+    tmp_path: Path, table: dict[str, Any], problem: str
+) -> None:
+    write_json(tmp_path / prepared.INDEX, table)
     settings = [f"data.folder={tmp_path}"]
-    assert "not an index" in refusal(DataError, read_recipe, "language", settings)
+    assert problem in refusal(DataError, read_recipe, "language", settings)
 
 
 def test_a_preparation_killed_while_it_wrote_its_tokenizer_continues(tmp_path: Path) -> None:
@@ -447,3 +460,23 @@ def test_groups_of_pairs_are_each_seen_once_in_an_epoch() -> None:
         assert sorted(row for rows in batches for row in rows) == list(range(90))
     assert epochs[0] != epochs[1]
     assert order.rows(order.per_epoch + 2).tolist() == epochs[1][2]
+
+
+def test_the_order_of_groups_is_not_that_of_their_rows() -> None:
+    """Five groups of five rows, each one batch: two independent permutations."""
+    groups = [lambda rows=rows: (rows, np.full(5, 4)) for rows in np.split(np.arange(25), 5)]
+    order = GroupedBatches(groups, 20, seed=3)
+    assert order.per_epoch == 5
+    rows = np.array([order.rows(step) for step in range(20)]).reshape(4, 5, 5)
+    assert (rows[:, :, 0] // 5 != rows[:, 0] % 5).any()
+
+
+def test_groups_of_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many groups as hold all pairs, of whole shards."""
+    data = tmp_path / "data"
+    settings = pairs_corpus(tmp_path / "corpus", "files")
+    prepare_data(read_recipe("translation", settings), data, 1, quietly)
+    monkeypatch.setattr(prepared, "GROUP", 70)
+    wide = [f"data.folder={data}", *TRAINED, "model.max_length=40"]
+    task = task_of("translation", wide, tmp_path / "run")
+    assert len(task.order.groups) == math.ceil(task.data.edges[-1] / 70) > 1

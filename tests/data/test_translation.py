@@ -52,8 +52,9 @@ def test_pairs_that_are_too_long(letters: Tokenizer) -> None:
     skipped = EncodedPairs(corpus, letters, LONGEST - 1, "skip")
     assert (skipped.rows, skipped.numbers) == ([0, 2], [5, 12])
     assert skipped.batch(np.array([1])).labels.tolist() == [[*letters.encode("nein"), letters.end]]
-    assert len(skipped.notes) == 1
+    assert ["left out" in note for note in skipped.notes] == [True]
     cut = EncodedPairs(corpus, letters, 4, "truncate")
+    assert ["truncated" in note for note in cut.notes] == [True]
     batch = cut.batch(np.arange(3))
     for ids, mask, texts in (
         (batch.source, batch.source_real, SOURCES),

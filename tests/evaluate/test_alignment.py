@@ -140,6 +140,14 @@ def test_word_maps_are_means_over_target_tokens_of_sums_over_source_tokens(
                 torch.testing.assert_close(weights[:, :, row, column], expected)
 
 
+def test_a_word_without_a_token_has_no_attention(tokenizer: Tokenizer) -> None:
+    """One token covers both target words and belongs to the first."""
+    assert len(tokenizer.encode("en")) == 1
+    [(_, weights)] = word_maps(build(tokenizer), tokenizer, [pair("a |dog", "e|n", set())])
+    assert (weights[:, :, 0] > 0).all()
+    assert (weights[:, :, 1] == 0).all()
+
+
 @pytest.mark.parametrize("languages", ["en-de", "en-fr"])
 def test_gold_attention_finds_a_link_of_every_linked_word(
     tokenizer: Tokenizer, languages: str

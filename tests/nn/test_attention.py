@@ -18,6 +18,7 @@ from textbook import POSITIONS, RULES, SCORES, Place, attention, refused, scaled
 from torch import Tensor
 from torch.autograd import gradcheck
 
+from manyheads import ops
 from manyheads.decode.kv_cache import KVCache
 from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
@@ -589,8 +590,11 @@ def test_half_precision_on_a_cpu(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_bias_by_distance(position: str) -> None:
-    """A table of distances has the bias of every pair, if the scheme claims that it suffices."""
+def test_bias_by_distance(position: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of distances has the bias of every pair, if the scheme claims that it suffices.
+
+    Kernels get both from `fused`.
+    """
     _, module = parts("scaled-dot", position, 4, False)
     q, positions = normal(1, 2, 6, 4), torch.arange(6)[None]
     bias = module.score(q, positions, positions)
@@ -599,3 +603,8 @@ def test_bias_by_distance(position: str) -> None:
     if bias is not None and module.is_relative_bias:
         table = bias_by_distance(module, q)
         close(bias[0], table[:, positions - positions.T + 5])
+        calls: list[dict[str, Any]] = []
+        monkeypatch.setattr(ops, "attention", lambda *tensors, **call: calls.append(call) or q)
+        attend(q, q, q, position=module, implementation="fused")
+        close(calls[0]["bias"](), bias)
+        close(calls[0]["bias_table"](), table)

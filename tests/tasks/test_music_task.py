@@ -27,7 +27,7 @@ from manyheads.data.events import (
     write_midi,
 )
 from manyheads.data.music import MusicData
-from manyheads.decode.compose import compose
+from manyheads.decode.compose import compose, prompt_of
 from manyheads.decode.sample import Sample
 from manyheads.loading import load_torch_run
 from manyheads.tasks.music import MusicTask, transpose, transposition_table
@@ -243,6 +243,14 @@ def test_a_chorale_opens_with_sound_whatever_the_model_wants(
         writer(trained["jsb"], min_length=40, **how), grid, [], limit=None, sample=sample
     )
     assert len(untold) == 40
+
+
+def test_a_prompt_is_never_empty(trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if half of the context is shorter than a chord of four voices."""
+    generator = load_torch_run(trained["jsb"]).generator()
+    monkeypatch.setattr(type(generator), "positions", 4)
+    last = generator.tokenizer.token_id("p60")
+    assert prompt_of(["p60"] * 6, ChoraleGrid(), generator) == [last]
 
 
 @pytest.mark.parametrize(

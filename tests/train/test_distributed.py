@@ -545,3 +545,13 @@ def test_killed_at_any_step_the_bits_are_those_of_an_undisturbed_run(
                         strict=True):  # fmt: skip
             assert torch.equal(a, b)
         assert curve(tmp_path / "whole") == curve(out)
+
+
+def test_a_process_allocates_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU of its number on the machine becomes the current device."""
+    current: list[int] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    world = World(rank=6, size=8, local_rank=2)
+    assert parallel.device_of(world, torch.device("cuda")) == torch.device("cuda", 2)
+    assert current == [2]

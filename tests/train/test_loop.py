@@ -154,11 +154,14 @@ def test_padding_to_a_shape_changes_no_loss_and_no_gradient(recipe: Path, tmp_pa
 
 
 def test_the_gradient_norm_is_logged_before_clipping(recipe: Path, tmp_path: Path) -> None:
+    """As the mean over the steps since the last record."""
     norms = {}
-    for clip in ("none", "1e-3"):
-        trainer(recipe, tmp_path / clip, f"train.clip={clip}", "train.log_every=1").run()
-        norms[clip] = [r["grad_norm"] for r in records(tmp_path / clip) if r["split"] == "train"]
-    assert norms["none"][0] == norms["1e-3"][0] > 1e-2
+    for clip, every in (("none", 1), ("1e-3", 1), ("none", 2)):
+        run = tmp_path / f"{clip}-{every}"
+        trainer(recipe, run, f"train.clip={clip}", f"train.log_every={every}").run()
+        norms[clip, every] = [r["grad_norm"] for r in records(run) if r["split"] == "train"]
+    assert norms["none", 1][0] == norms["1e-3", 1][0] > 1e-2
+    assert norms["none", 2][0] == pytest.approx(sum(norms["none", 1][:2]) / 2)
 
 
 def test_bfloat16_runs_on_a_cpu(recipe: Path, tmp_path: Path) -> None:
@@ -538,6 +541,17 @@ def test_whether_blocks_are_compiled_is_the_whole_run_s_to_say(
     actual.task.batches = lambda step: type(actual.task).batches(actual.task, 0)  # type: ignore[method-assign]
     actual.progress.step = actual.train.steps - 1
     assert actual._should_compile()
+
+
+@pytest.mark.parametrize("setting", ["yes", "no"])
+def test_a_run_compiles_its_blocks_on_request(
+    setting: str, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[Any] = []
+    monkeypatch.setattr(loop, "compile_blocks", compiled.append)
+    actual = trainer(recipe, tmp_path / "run", f"train.compile={setting}", "train.steps=1")
+    actual.run()
+    assert compiled == [actual.model] * (setting == "yes")
 
 
 def test_early_stopping_ends_after_validations_without_a_better_loss(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from small_runs import assert_same_bits, trainer, write_recipe
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from manyheads.errors import UserError
 from manyheads.models.gpt import Gpt, GptConfig
@@ -43,9 +44,13 @@ def test_linear_layers_of_blocks_are_muons_and_all_else_adams() -> None:
 @pytest.mark.parametrize("shape", [(24, 64), (64, 24)])
 def test_orthogonalised_matrices_have_singular_values_near_one(shape: tuple[int, int]) -> None:
     torch.manual_seed(2)
-    values = torch.linalg.svdvals(orthogonalise(torch.randn(3, *shape) * 40).float())
+    with FlopCounterMode(display=False) as counter:
+        result = orthogonalise(torch.randn(3, *shape) * 40)
+    values = torch.linalg.svdvals(result.float())
     assert values.min() > 0.6
     assert values.max() < 1.3
+    # Each iteration has X Xᵀ of the shorter side, its square, and a product with X.
+    assert counter.get_total_flops() == 5 * 3 * 2 * (2 * 24**2 * 64 + 24**3)
 
 
 def test_the_update_is_that_of_pytorchs_muon_with_q_k_and_v_apart() -> None:

@@ -229,8 +229,7 @@ def _read_chorales(path: Path, split: str) -> Iterator[list[str]]:
     try:
         table: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
-        line = getattr(error, "lineno", 1)
-        raise DataError(f"{path}:{line}: not valid JSON ({error})") from None
+        raise DataError(f"{path}: not valid JSON ({error})") from None
     pieces = table.get(split) if isinstance(table, dict) else None
     if not isinstance(pieces, list) or not pieces:
         raise DataError(

@@ -85,9 +85,9 @@ def read_index(folder: str) -> Index | None:
         return None
     fix = f"delete {folder} and prepare the data again"
     table = read_json(path, fix)
-    if table.pop("prepared", FORMAT) != FORMAT:
-        raise DataError(f"{path} is of another release: {fix}")
     try:
+        if table.pop("prepared") != FORMAT:
+            raise DataError(f"{path} is of another release: {fix}")
         splits = table.pop("splits").items()
         table["splits"] = {name: [Facts(**facts) for facts in shards] for name, shards in splits}
         return Index(Path(folder), **table)

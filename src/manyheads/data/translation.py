@@ -21,6 +21,7 @@ from manyheads.data.batching import (
     digest_of,
     fit_length,
     map_tensors,
+    to_device,
 )
 from manyheads.data.corpus import (
     STEMS,
@@ -253,7 +254,7 @@ class Batch:
         return Batch(source, source_real, target, labels, loss_mask, *tokens)
 
     def to(self, device: torch.device | str) -> "Batch":
-        return map_tensors(self, lambda x: x.to(device, non_blocking=True))
+        return to_device(self, device)
 
     def twice(self) -> "Batch":
         """The batch concatenated with itself, for R-Drop."""

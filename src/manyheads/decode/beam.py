@@ -508,15 +508,15 @@ class Beams:
         logs, scores = (x[rows, best].tolist() for x in (self.ended_log, self.ended_score))
         size, beam, last = np.moveaxis(ended[:, best], -1, 0)
         # Flat indices of the trellis: where each text leaves it, then always its predecessor.
-        # Behind its first token a path is of no meaning; it wraps around, and is not read.
+        # Before its first token a path has no meaning and is not read; its index may be negative.
         texts, lengths = np.arange(len(tokens))[:, None, None], np.arange(length)[:, None]
         predecessors = (texts * length + lengths - 1) * k + parents
         at = (texts[..., 0] * length + size.clip(1, length) - 2) * k + beam
         path = []
         for _ in range(length):
             path.append(at)
-            at = predecessors.take(at, mode="wrap")
-        reverse = tokens.take(np.stack(path, -1), mode="wrap")
+            at = predecessors.take(at)
+        reverse = tokens.take(np.stack(path, -1))
         end = self.search.constraints.end
         for sentence in zip(
             *(x.tolist() for x in (reverse, size, last)), logs, scores, strict=True

@@ -79,7 +79,7 @@ class BaseTranslator(BaseDecoder):
     ) -> Iterator[tuple[np.ndarray, tuple[Tensor, Tensor], Tensor]]:
         """Batches sorted by length: rows, sources with their padding mask, and length limits."""
         encoded = self._encode(sentences)
-        budget = max(1, self.decode.decode_tokens(self.device) // beam)
+        budget = self.decode.decode_tokens(self.device) // beam
         for rows in batches_by_length(encoded.lengths, budget):
             yield rows, *self._padded(encoded, rows)
 

@@ -314,7 +314,7 @@ class BucketPosition(Position):
         else:
             distance = (-distance).clamp(min=0)
         exact = buckets // 2
-        steps = torch.log(distance.clamp(min=1).float() / exact)
+        steps = torch.log(distance.clamp(min=exact).float() / exact)
         far = exact + (steps / math.log(self.max_distance / exact) * (buckets - exact)).long()
         return offset + torch.where(distance < exact, distance, far.clamp(max=buckets - 1))
 
@@ -358,7 +358,7 @@ def alibi_slopes(heads: int) -> list[float]:
     """2^(−8i/n) for a power of two; else those, and every other one of the next power."""
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
-    between = [2 ** (-4 * i / power) for i in range(1, 2 * power + 1, 2)]
+    between = [2 ** (-4 * i / power) for i in range(1, 2 * power, 2)]
     return slopes + between[: heads - power]
 
 

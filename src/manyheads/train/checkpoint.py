@@ -47,7 +47,7 @@ Tensors = dict[str, Tensor]
 
 def write_tensors(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:
     """One safetensors file, complete or not at all; its header holds `about` and checksums."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     facts = {"format": FORMAT, "checksum": checksum(plain), "about": about}
     facts["told"] = _header_checksum(plain, about)

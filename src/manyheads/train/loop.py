@@ -171,8 +171,7 @@ class Trainer:
             self.forward_backward = Distributed(self.objective, self.dtype, train, world, shards)
         else:
             self.forward_backward = ForwardBackward(self.objective, self.dtype)
-        if self.device.type == "cuda":
-            optimize(model)
+        optimize(model)
         if self.device.type == "cuda" and not world.is_distributed:
             from manyheads.train.cuda_graphs import CudaGraphs, Prefetcher
 
