@@ -89,7 +89,7 @@ plt.show()
 
 # %%
 encoded = EncodedPairs(Corpus([p.source for p in pairs], [p.target for p in pairs]), tokenizer, 128)
-batch = encoded.batch(np.arange(len(encoded.kept)))
+batch = encoded.batch(np.arange(len(encoded.rows)))
 states = []
 hooks = [
     block.register_forward_hook(lambda module, inputs, output: states.append(output))
