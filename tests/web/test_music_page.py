@@ -143,7 +143,8 @@ def test_the_model_composes_where_its_data_is_missing(tmp_path: Path) -> None:
         pieces = [ask(client, "/api/music", run=name, piece=piece) for piece in (0, 1)]
         for piece in pieces:
             assert (piece["source"], piece["count"]) == ("model", music.COMPOSED)
-            assert piece["notes"] and len(piece["events"]) % unit == 0
+            assert piece["notes"]
+            assert len(piece["events"]) % unit == 0
             assert len(piece["events"]) == len(piece["output"]["log_probabilities"]) > 50
         assert pieces[0]["events"] != pieces[1]["events"]
         again = TestClient(build_app(models), HERE)

@@ -288,6 +288,11 @@ def test_patches_are_coloured_by_their_weight(page: Any, client: TestClient) -> 
     expect(readout).to_contain_text("%")  # as on the scale
     expect(page.locator(".overlay ~ .below .scale")).to_contain_text("0")
     assert shared.reads(page.locator(".scale span").first.inner_text(), float(row.max()))
+    hidden = ask(client, "/api/image", run="pictures", picture=1, hidden=int(row.argmax()))
+    best = max(actual["output"]["classes"], key=lambda one: one["probability"])["label"]
+    [share] = [c["probability"] for c in hidden["output"]["classes"] if c["label"] == best]
+    story = page.locator(".insight").first.inner_text().split("With that patch hidden")[1]
+    assert shared.reads(story.split(f"“{best}”)")[1], share)
     page.locator(".overlay canvas").focus()
     for key in ("Home", "ArrowDown"):
         page.keyboard.press(key)

@@ -121,9 +121,7 @@ def _music(fields: Fields, library: Library, traces: Traces, limits: Limits) -> 
     return json_answer(trace.manifest)
 
 
-def _words(
-    opened: LoadedRun, number: int, upload: str | None
-) -> tuple[list[str], dict[str, Any]]:
+def _words(opened: LoadedRun, number: int, upload: str | None) -> tuple[list[str], dict[str, Any]]:
     """The tokens of a piece of the validation split, or of an uploaded file.
 
     If the data cannot be read (the server may run in another folder than the training), the model
@@ -148,10 +146,10 @@ def _words(
 
 def _composed(opened: LoadedRun, number: int) -> list[str]:
     """A piece sampled from the model; each number is a seed."""
-    encoding = cast(MusicData, opened.run.data).encoding
-    most = min(COMPOSED_EVENTS, cast(Gpt, opened.model).config.max_length - 1)
+    encoding, model = cast(MusicData, opened.run.data).encoding, cast(Gpt, opened.model)
+    most = min(COMPOSED_EVENTS, model.config.max_length - 1)
     decode = opened.decode(min_length=most, at_limit="truncate")
-    generator = Generator(opened.model, opened.tokenizer, decode)
+    generator = Generator(model, opened.tokenizer, decode)
     with torch.inference_mode():
         words = compose(generator, encoding, [], limit=most, sample=Sample(seed=number + 1))
     return words[: len(words) // encoding.unit * encoding.unit]
