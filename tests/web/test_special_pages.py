@@ -78,7 +78,12 @@ def shares(bars: Any) -> list[float]:
 
 def test_a_page_for_another_kind_shows_one_that_fits(page: Any) -> None:
     """Whole, on the screens of a laptop and of a phone."""
-    others = {"image": "translator", "music": "translator", "attention": "pictures"}
+    others = {
+        "image": "translator",
+        "music": "translator",
+        "attention": "pictures",
+        "watch": "reader",
+    }
     for place, run in {**others, "tokens": "pictures"}.items():
         visit(page, f"/{place}?run={run}")
         expect(page.locator("#problem")).to_be_hidden()

@@ -204,7 +204,8 @@ test("what Watch says is computed from the probes", () => {
   assert.match(caption(moment(2)), /^No word attends clearly to one far .* All 5 tokens are right/);
   const atRest = { ...moment(3), resting: true };
   assert.equal(chosen(story, { ...moment(2), resting: true }), null); // moved by one position only
-  assert.equal(chosen(story, moment(3)), null); // it still moves
+  assert.deepEqual(chosen(story, moment(3)), chosen(story, atRest)); // all words are right: the caption names it
+  assert.match(caption(moment(3)), /^“gehen” comes last/);
   const found = chosen(story, atRest);
   assert.deepEqual([found.row, found.column, found.last], [3, 0, true]); // the end of the clause comes first
   assert.match(caption(atRest), /^“gehen” comes last in its clause: it attends to “He”/);
@@ -228,6 +229,19 @@ test("what Watch says is computed from the probes", () => {
   const share = (from, to) => Array.from({ length: 1001 }, (_, n) => pace(flat, 0)(n / 1000)).filter((at) => at >= from && at < to).length / 1001;
   assert.ok(share(0, 6) < 0.1); // nothing is learned, even if it takes most of the probes
   assert.ok(share(7, 9) < 0.05); // nor when the loss only comes back
+});
+
+test("the milestones of a language model are computed from what it writes", () => {
+  const probe = (text, loss) => ({ step: 1, sentences: [{ text, reference_log_probs: [-loss, -loss] }] });
+  const sentences = [{ kind: "language", source: "To be,", target: " or not." }];
+  const probes = [probe("ooo", 5), probe("o o", 4.9), probe("oo", 4.8), probe("q be r", 4.5), probe("be o", 4.2), probe("or be", 3)];
+  assert.deepEqual(milestones({ sentences, probes }, 0), [{ at: 3, text: "first word of the texts" }, { at: 4, text: "perplexity halved" }]);
+  const split = [probe("ooo", 5), probe("o o", 4.9), probe("be o", 4.9)]; // “o” has one letter
+  assert.deepEqual(milestones({ sentences, probes: split }, 0), [{ at: 1, text: "first space" }, { at: 2, text: "first word of the texts" }]);
+  const early = [probe("ooo", 5), probe("ooo", 3), probe("be o", 3)]; // in the order of the training
+  assert.deepEqual(milestones({ sentences, probes: early }, 0), [{ at: 1, text: "perplexity halved" }, { at: 2, text: "first word of the texts" }]);
+  const music = [probe("p60 p60", 3), probe("p60 p62", 1)];
+  assert.deepEqual(milestones({ sentences: [{ kind: "language", source: "p60 p62", target: "p60" }], probes: music }, 0), [{ at: 1, text: "perplexity halved" }]);
 });
 
 test("what the heads of a language model do", () => {
@@ -294,15 +308,15 @@ test("a caption is wrapped or shortened, never squeezed", () => {
   assert.deepEqual(captionLines(context, caption, 8, 2), ["One two", "three …"]);
 });
 
-test("the bars of a sentence keep their width while it is written", () => {
-  const words = { centres: [20, 60, 120], widths: [30, 26, 80] };
+test("the bars of a sentence have one width", () => {
+  const words = { centres: [20, 60, 120], widths: [30, 26, 80], font: 14 };
   const drawn = (count) => {
     const rectangles = [];
     drawBars({ fillRect: (...box) => rectangles.push(box) }, words, count, 0, 6, {}, () => 0.5);
     return rectangles;
   };
   assert.deepEqual(drawn(2), drawn(3).slice(0, 4));
-  assert.deepEqual(drawn(3).map(([, , wide]) => wide), [30, 15, 26, 13, 57, 28.5]); // not over a neighbour
+  assert.deepEqual(drawn(3).map(([, , wide]) => wide), [37, 18.5, 37, 18.5, 37, 18.5]); // not over a neighbour
 });
 
 test("tiles are as large as the space allows", () => {
