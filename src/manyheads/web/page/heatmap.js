@@ -24,7 +24,8 @@ const RING = "#d55e00"; // contrast of 3 or more with both ends of the scale of 
  * @property {number} [low] @property {number} [high] the ends of the colour scale
  * @property {(row: string, column: string, value: string) => string} [says] a cell in words
  * @property {(value: number) => string} [number] a value in the read-out: percent for weights
- * @property {[number, number][]|null} [rings] cells with a ring, the gold alignment; empty keeps the place of their legend
+ * @property {[number, number][]|null} [rings] cells with a ring; empty keeps the place of their legend
+ * @property {string} [ringed] what a ring means
  * @property {string} [down] @property {string} [across] titles of the axes
  * @property {string} [insight] what there is to see, in a sentence
  */
@@ -70,7 +71,7 @@ export class HeatMap extends Figure {
     this.bar = element("canvas", { "aria-hidden": "true", class: "bar" });
     this.low = element("span");
     this.high = element("span");
-    this.ringKey = element("span", { class: "ring-key" }, "gold alignment");
+    this.ringKey = element("span", { class: "ring-key" });
     this.nothing = element("span", { class: "nothing-key" }, element("i"), "−∞");
     this.fill(this.frame);
     this.output.after(element("div", { class: "scale" }, this.ringKey, this.nothing, this.low, this.bar, this.high));
@@ -83,7 +84,7 @@ export class HeatMap extends Figure {
   show(matrix, at = this.at) {
     this.open(matrix.title, matrix.insight);
     this.name = matrix.name;
-    this.matrix = { low: 0, high: 1, rings: null, number: shown, down: "", across: "", says: (r, c, v) => `${r} → ${c}: ${v}`, insight: "", ...matrix };
+    this.matrix = { low: 0, high: 1, rings: null, ringed: "gold alignment", number: shown, down: "", across: "", says: (r, c, v) => `${r} → ${c}: ${v}`, insight: "", ...matrix };
     const { rows, columns, values, low, high } = this.matrix;
     const bytes = new Uint16Array(values.length);
     this.scale = scaleFor(low, high);
@@ -93,6 +94,7 @@ export class HeatMap extends Figure {
     const size = `${rows.length} rows, ${columns.length} columns`;
     this.canvas.setAttribute("aria-label", `${matrix.title}: ${size}. Arrow keys walk over the cells.`);
     const { rings } = this.matrix;
+    this.ringKey.textContent = this.matrix.ringed;
     this.ringKey.hidden = rings === null;
     this.ringKey.classList.toggle("reserved", !rings?.length);
     this.nothing.hidden = !Array.prototype.includes.call(values, -Infinity);
@@ -158,6 +160,13 @@ export class HeatMap extends Figure {
     this.labels.innerHTML = labelText(this.matrix, this.sizes);
     this.rings.innerHTML = ringsOf(this.matrix, this.sizes);
     this.mark(...this.at);
+  }
+
+  /** Other cells with a ring. @param {[number, number][]} [rings] */
+  ring(rings) {
+    if (!rings) return;
+    this.matrix.rings = rings;
+    this.rings.innerHTML = ringsOf(this.matrix, this.sizes);
   }
 
   /** Reports the cell under the pointer, once. */

@@ -244,8 +244,8 @@ export function inLines(context, text, wide) {
 /** P of the first `shown` words under them, as bars of one width, so that lengths can be compared. @param {Words} words @param {(at: number) => number} probability */
 export function drawBars(context, words, shown, y, high, theme, probability) {
   const { centres, font } = words;
-  const nearest = Math.min(...centres.slice(1).map((centre, at) => centre - centres[at]));
-  const wide = Math.max(4, Math.min(3 * font, nearest - 3));
+  const closest = Math.min(...centres.slice(1).map((centre, at) => centre - centres[at]));
+  const wide = Math.max(4, Math.min(3 * font, closest - 3));
   for (let at = 0; at < shown; at++) {
     const share = probability(at);
     if (Number.isNaN(share)) continue;
