@@ -6,7 +6,7 @@ const WIDEST = 22; // the bus where ‖x‖ is greatest
 const GAP = 10; // between tiles, and after the last one
 const LABEL = 22; // the title of a group
 const THIN = 32; // a closed layer, or a closed part of one
-const LOW = 30; // the height of a tile where most is closed
+const LOW = 40; // the height of a tile where most is closed
 const MOST_DETAIL = 4; // the level that closes most
 const NAMES = { self: "self-attention", cross: "cross-attention", feedforward: "feed-forward" };
 export const SUM = 22; // a ⊕
@@ -104,6 +104,7 @@ class ColumnLayout {
     this.level = level;
     this.chosen = chosen;
     this.gap = GAP;
+    this.thin = level === MOST_DETAIL ? 24 : THIN;
     this.left = this.x + BUS;
     this.inner = this.wide - BUS;
     this.tile = (this.inner - 3 * this.gap) / 4;
@@ -212,16 +213,16 @@ class ColumnLayout {
   /** One line for a closed layer, a part of one, or the embeddings. @param {string} of @param {string} [title] */
   row(of, layer, title) {
     const kinds = { input: [], layer: sublayers(this.column) }[of] ?? [of];
-    const node = { box: null, kind: "closed", of, title, layer, column: this.column, x: this.left, y: this.y, width: this.inner, height: THIN };
+    const node = { box: null, kind: "closed", of, title, layer, column: this.column, x: this.left, y: this.y, width: this.inner, height: this.thin };
     this.made.nodes.push(node);
-    const [side, enter, leave] = [node.x, this.y + 7, this.y + THIN - 7];
+    const [side, enter, leave] = [node.x, this.y + 7, this.y + this.thin - 7];
     if (of !== "input") this.edge([[this.busX, enter], [side, enter]], "stream", "bus", of);
     this.edge([[side, leave], [this.toward(7), leave]], "stream", of, "bus");
-    if (kinds.includes("cross")) this.fromEncoder([[node.x, this.y + THIN / 2]], layer);
+    if (kinds.includes("cross")) this.fromEncoder([[node.x, this.y + this.thin / 2]], layer);
     this.made.texts.push({ x: this.busX, y: leave + 4, text: "+", anchor: "middle", kind: "plus" });
     if (of === "input") this.stream.push({ y: leave, norm: this.column.norms[`${this.place}.input`][0] });
     kinds.forEach((kind, at) => this.stream.push({ y: enter + ((leave - enter) * (at + 1)) / kinds.length, norm: this.normOf(kind, layer) }));
-    this.y += THIN + 8;
+    this.y += this.thin + 8;
   }
 
   group(top, bottom, title, layer) {
