@@ -177,18 +177,13 @@ def test_the_tree_shows_how_each_hypothesis_ends(page: Any, address: str) -> Non
     expect(readout).to_contain_text(actual["beam"][0]["text"])
 
 
-def test_each_column_of_the_tree_has_its_number(page: Any) -> None:  # noqa: F811
-    """Also where it is too narrow for what happens there. Save stands next to the legend."""
-    page.set_viewport_size({"width": 700, "height": 800})
-    visit(page, "/decode?run=translator&limit=12")
-    heads = page.locator(".tree svg > text").all_text_contents()
-    assert len(heads) > 1
-    assert [head.split(":")[0] for head in heads] == [str(n + 1) for n in range(len(heads))]
-    page.set_viewport_size({"width": 1280, "height": 800})
+def test_save_stands_next_to_the_legend_of_the_tree(page: Any) -> None:  # noqa: F811
+    visit(page, "/decode?run=translator")
     legend, save = (
         page.locator(f".beam .below {part}").bounding_box() for part in (".note", ".saving")
     )
     assert legend["y"] < save["y"] + save["height"] < legend["y"] + legend["height"] + 20
+    assert legend["height"] < 40  # one line
 
 
 def test_the_chosen_token_is_read_next_to_the_tree(

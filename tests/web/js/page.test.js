@@ -31,7 +31,7 @@ const { boxStory, lengthsOf, softmax, weightStory } = await import(`${page}/flow
 const { offsetsOf, roleOf } = await import(`${page}/headgrid.js`);
 const { strongest } = await import(`${page}/lines.js`);
 const { address, change, onChange, pageName, read } = await import(`${page}/state.js`);
-const { columnsFor, greedyPath, labelOf } = await import(`${page}/tree.js`);
+const { columnsFor, greedyPath, headOf: stepOf, labelOf } = await import(`${page}/tree.js`);
 const { captionLines, drawBars, drawDots, justified, mostReordered, tiling } = await import(`${page}/watchparts.js`);
 const { alignmentNames, layout } = await import(`${page}/watchview.js`);
 const { captionOf, chosen, compared, farthest, halfOf, milestones, pace, regularHead, tellMove } = await import(`${page}/watchstory.js`);
@@ -433,6 +433,10 @@ test("the outcome names the step at which the best text leaves the path of greed
   assert.doesNotMatch(outcomeOf({ ...lost, beam: [{ ...best, text: "Ist das so?" }] }), /leaves out/); // another word stands there
   assert.deepEqual(greedyPath(nodes), [0, 4]);
   assert.deepEqual(deciding(nodes), { node: 1, rank: 2 });
+});
+
+test("a step of the tree keeps its number", () => {
+  assert.deepEqual([[8, "rank 2", 90], [8, "rank 2", 40], [9, "", 90]].map(([step, note, width]) => stepOf(step, note, width)), ["8: rank 2", "8", "9"]);
 });
 
 test("the story of a hidden patch compares the same class", () => {

@@ -63,6 +63,9 @@ export function rankOf(nodes, at) {
   return [column.indexOf(nodes[at]) + 1, column.length];
 }
 
+/** The number of a step, with what happens there if the column is wide enough. @param {number} step @param {string} note @param {number} width */
+export const headOf = (step, note, width) => (note && LETTER * (note.length + 4) < width ? `${step}: ${note}` : String(step));
+
 export class Tree extends Figure {
   /** The candidates of all steps. @type {Candidate[]} */
   nodes = [];
@@ -216,10 +219,9 @@ export class Tree extends Figure {
     const [left, width] = [this.sizes.lefts[step], this.sizes.widths[step]];
     const isDeciding = this.nodes[this.deciding?.node ?? ROOT]?.step === step;
     const note = isDeciding ? `rank ${this.deciding.rank}` : step === this.last ? "stop" : "";
-    const words = note && LETTER * (note.length + 4) < width ? `${step}: ${note}` : String(step);
     const look = isDeciding ? `fill="${BEST}" font-weight="700" data-deciding=""` : 'opacity="0.7"';
     const place = step === this.last ? `x="${left + width}" text-anchor="end"` : `x="${left}"`;
-    return `<text ${place} y="14" font-size="${NUMBER}" ${look}>${words}</text>`;
+    return `<text ${place} y="14" font-size="${NUMBER}" ${look}>${headOf(step, note, width)}</text>`;
   }
 
   /** The line below the last candidate that continues; none if one below it does. @param {number} step */
