@@ -133,7 +133,7 @@ export class HeatMap extends Figure {
     const largest = staged
       ? Math.max(1, Math.floor((10 * (this.root.clientHeight - this.heading.offsetHeight - this.insight.offsetHeight - this.below.offsetHeight - top - 27)) / rows.length) / 10)
       : spare
-        ? Math.max(LEAST, Math.min(60, Math.floor((spare - top) / rows.length)))
+        ? Math.max(LEAST, Math.min(this.square ? 80 : 60, Math.floor((spare - top) / rows.length)))
         : grown(this.largest, Math.floor((this.share * innerHeight) / rows.length));
     if (this.square) {
       const tall = Math.max(0.5, staged ? largest : Math.min(largest, Math.floor((10 * this.tallest) / rows.length) / 10));
