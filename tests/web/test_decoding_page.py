@@ -177,6 +177,15 @@ def test_the_tree_shows_how_each_hypothesis_ends(page: Any, address: str) -> Non
     expect(readout).to_contain_text(actual["beam"][0]["text"])
 
 
+def test_save_stands_next_to_the_legend_of_the_tree(page: Any) -> None:  # noqa: F811
+    visit(page, "/decode?run=translator")
+    legend, save = (
+        page.locator(f".beam .below {part}").bounding_box() for part in (".note", ".saving")
+    )
+    assert legend["y"] < save["y"] + save["height"] < legend["y"] + legend["height"] + 20
+    assert legend["height"] < 40  # one line
+
+
 def test_the_chosen_token_is_read_next_to_the_tree(
     page: Any,  # noqa: F811
 ) -> None:

@@ -35,7 +35,7 @@ from manyheads.web.app import build_app
 from manyheads.web.flow import MOST_TOKENS, follow, source
 from manyheads.web.forward import SizeLimit
 from manyheads.web.guard import Limits
-from manyheads.web.provenance import Cell, provenance
+from manyheads.web.provenance import Cell, provenance, written
 from manyheads.web.trace import stacks
 from manyheads.web.traces import Trace
 
@@ -355,3 +355,7 @@ def test_parts_that_are_switched_off_say_so(
         terms = provenance(trace, run.model, Cell(f"decoder.self.{name}", 1, 2, 0, 1))
         number = float(trace.tensors[f"decoder.self.{name}"][1, 0, 1])
         assert terms.get("total", number) == pytest.approx(number, abs=1e-5)
+
+
+def test_numbers_are_written_as_on_the_page() -> None:
+    assert [written(x) for x in (1.46e-5, 0.0774, -2.0, 1.0)] == ["1.46e−5", "0.0774", "−2", "1"]

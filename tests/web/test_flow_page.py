@@ -354,7 +354,7 @@ def test_sentences_write_words_without_the_space_of_a_token(page: Any) -> None:
 
 
 def test_vectors_are_bars_of_their_length(page: Any, address: str) -> None:
-    """All that is added to the residual stream on one scale; a norm on its own."""
+    """All that is added to the residual stream on one scale; norms, of one length, are maps."""
     page.set_viewport_size({"width": 1280, "height": 1400})
     visit(page, f"{FLOW}&box=decoder.cross.weights")
 
@@ -368,7 +368,8 @@ def test_vectors_are_bars_of_their_length(page: Any, address: str) -> None:
     scale = np.concatenate([bars(name) for name in added])
     size = np.concatenate([lengths(name) for name in added])
     assert np.abs(scale - size * (scale.sum() / size.sum())).max() <= 1  # one column of pixels
-    assert bars("decoder.cross.norm").max() == 60
+    norm = pixels(page, "[id='box-decoder.cross.norm'] canvas")
+    assert len(np.unique(norm.reshape(-1, norm.shape[-1]), axis=0)) > 20
 
 
 def test_the_scale_of_scores_is_shown_by_two_softmaxes(page: Any, address: str) -> None:
@@ -400,6 +401,51 @@ def test_labels_of_rows_do_not_overlap_on_stage(page: Any) -> None:
     for (right, y, height), (next_right, next_y, _) in itertools.pairwise(places):
         if abs(right - next_right) < 1 and next_y > y:
             assert next_y - y >= 0.8 * height
+
+
+def test_every_row_of_a_map_has_its_label_on_stage(page: Any) -> None:
+    text = "The small dog sees the tree and the old cat sees the small dog near the house."
+    visit(page, f"/flow?run=translator&text={quote(text)}&box=encoder.self.weights&stage=2")
+    staged = page.locator("figure.heatmap.staged")
+    rows = staged.locator("svg.labels [data-at^='row']")
+    count = staged.locator(".plane > canvas").evaluate("canvas => canvas.height")
+    assert count > 18
+    expect(rows).to_have_count(count)
+    boxes = "all => all.map(e => e.getBoundingClientRect()).map(b => b.y + b.height / 2)"
+    middles = rows.evaluate_all(boxes)
+    sizes = rows.evaluate_all("all => all.map(e => Number(e.getAttribute('font-size')))")
+    assert min(sizes) >= 6
+    assert all(later > earlier for earlier, later in itertools.pairwise(middles))
+
+
+def test_both_stacks_are_drawn_from_left_to_right(page: Any) -> None:
+    visit(page, f"{FLOW}&box=decoder.cross.weights&layer=0")
+    for names in (("norm", "q", "k", "v"), ("output", "scores", "weights", "mix")):
+        boxes = [page.locator(f"[id='box-decoder.cross.{name}']").bounding_box() for name in names]
+        assert [box["x"] for box in boxes] == sorted(box["x"] for box in boxes)
+    frame = page.locator(".flowboxes").bounding_box()
+    end = page.locator(".diagram .next").bounding_box()
+    assert end["x"] + end["width"] <= frame["x"] + frame["width"]
+    sizes = page.locator(".diagram :is(strong, .row, svg text, .quiet)").evaluate_all(
+        "all => all.map((one) => parseFloat(getComputedStyle(one).fontSize))"
+    )
+    assert min(sizes) >= 12
+
+
+def test_the_score_that_gives_the_answer_away_has_a_ring(page: Any) -> None:
+    """Before the mask the row also sees the token that it must predict."""
+    visit(page, f"{FLOW}&box=decoder.self.scores&cell=2,0")
+    ring = page.locator(".openbox .rings [data-ring]")
+    expect(ring).to_have_attribute("data-ring", "2,3")
+    expect(page.locator(".openbox .ring-key")).to_have_text("the token to predict")
+    expect(page.locator(".openbox .heatmap .insight")).to_contain_text("also sees")
+    page.locator("main").press("m")
+    expect(page.locator(".openbox .heatmap .insight")).to_contain_text("must not see")
+    expect(ring).to_have_attribute("data-ring", "2,3")
+    page.locator(".openbox .plane > canvas").press("ArrowDown")
+    expect(ring).to_have_attribute("data-ring", "3,4")
+    visit(page, f"{FLOW}&box=encoder.self.scores&cell=2,0")
+    expect(ring).to_have_count(0)
 
 
 def test_the_way_through_an_attention_lights_up_once(page: Any) -> None:

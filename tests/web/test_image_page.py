@@ -132,6 +132,21 @@ def test_pictures_that_are_gone_are_told(tmp_path: Path) -> None:
     assert local.get("/health").status_code == 200
 
 
+def test_a_hidden_patch_has_the_mean_colour(client: TestClient, folder: Path) -> None:
+    opened = load_torch_run(folder / "pictures")
+    pixels = pictures(opened).pixels[1:2].copy()
+    full = ask(client, "/api/image", run="pictures", picture=1)
+    size = full["size"] // full["side"]
+    pixels[0, :, size : 2 * size, 2 * size : 3 * size] = pixels[0].mean((1, 2), keepdims=True)
+    [expected] = class_probabilities(opened.model, pixels)  # type: ignore[arg-type]
+    actual = ask(client, "/api/image", run="pictures", picture=1, hidden=full["side"] + 2)
+    chances = {item["label"]: item["probability"] for item in actual["output"]["classes"]}
+    assert chances == pytest.approx(expected, abs=1e-6)
+    assert actual["output"] != full["output"]
+    wrong = {"run": "pictures", "picture": 1, "hidden": full["side"] ** 2}
+    assert "hidden" in problem(client.post("/api/image", json=wrong), 400)
+
+
 def test_pictures_of_the_probes_stand_in_for_those_that_are_gone(tmp_path: Path) -> None:
     models = make_models(tmp_path)
     images = pictures(load_torch_run(models / "pictures"))

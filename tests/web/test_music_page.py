@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.web.small_models import make_models
 from tests.web.test_server import HERE, ask, problem, tensor
 
 from manyheads.data.events import (
+    VOICES,
     ChoraleGrid,
     PerformanceEvents,
     parse_performance,
@@ -131,6 +133,22 @@ def test_a_file_of_one_track_is_no_chorale(client: TestClient, tmp_path: Path) -
     upload = base64.b64encode((tmp_path / "own.mid").read_bytes()).decode()
     answer = client.post("/api/music", json={"run": "chorales", "upload": upload})
     assert "four" in problem(answer, 422)
+
+
+def test_the_model_composes_where_its_data_is_missing(tmp_path: Path) -> None:
+    models = make_models(tmp_path)
+    shutil.rmtree(models / "data")
+    client = TestClient(build_app(models), HERE)
+    for name, unit in (("chorales", len(VOICES)), ("piano", 1)):
+        pieces = [ask(client, "/api/music", run=name, piece=piece) for piece in (0, 1)]
+        for piece in pieces:
+            assert (piece["source"], piece["count"]) == ("model", music.COMPOSED)
+            assert piece["notes"]
+            assert len(piece["events"]) % unit == 0
+            assert len(piece["events"]) == len(piece["output"]["log_probabilities"]) > 50
+        assert pieces[0]["events"] != pieces[1]["events"]
+        again = TestClient(build_app(models), HERE)
+        assert ask(again, "/api/music", run=name, piece=1) == pieces[1]
 
 
 def test_maps_that_do_not_fit_are_refused(folder: Path) -> None:

@@ -53,19 +53,20 @@ def test_sinusoids_are_the_formula_of_the_paper(client: TestClient) -> None:
         angle = pos / 100 ** (channel // 2 * 2 / 12)
         expected = math.cos(angle) if channel % 2 else math.sin(angle)
         assert float(added[pos, channel]) == pytest.approx(expected, abs=1e-5)
-    dots = tensor(client, actual["trace"], "dots")
-    assert torch.allclose(dots, added @ added.T, atol=1e-5)
+    cosines = tensor(client, actual["trace"], "cosines")
+    unit = added / added.norm(dim=-1, keepdim=True)
+    assert torch.allclose(cosines, unit @ unit.T, atol=1e-5)
     curve = dict(actual["curves"][0]["points"])
-    assert curve[3] == pytest.approx(float(dots[5, 8]), abs=1e-4)  # depends only on the distance
+    assert curve[3] == pytest.approx(float(cosines[5, 8]), abs=1e-4)  # depends only on the distance
 
 
 def test_turned_vectors_meet_by_their_distance_alone(client: TestClient) -> None:
     actual = requested(client, scheme="rotary", length=16, dim=8, heads=2)
-    dots = tensor(client, actual["trace"], "dots")
+    cosines = tensor(client, actual["trace"], "cosines")
     for far in range(16):
-        along = dots.diagonal(far)
+        along = cosines.diagonal(far)
         assert torch.allclose(along, along[:1].expand_as(along), atol=1e-4)
-    expected = sum(2 * math.cos(5 * 10_000 ** (-2 * i / 4)) for i in range(2))
+    expected = sum(math.cos(5 * 10_000 ** (-2 * i / 4)) for i in range(2)) / 2
     assert dict(actual["curves"][0]["points"])[5] == pytest.approx(expected, abs=1e-4)
 
 

@@ -27,7 +27,8 @@ def test_questions_come_without_answers(tmp_path: Any) -> None:
 def test_an_answer_is_computed_and_judged(page: Any) -> None:
     visit(page, "/quiz")
     cards = page.locator(".quiz")
-    assert cards.count() == len(quiz.QUIZZES)
+    total = len(quiz.QUIZZES)
+    assert cards.count() == 1
     assert page.locator(".finding").count() == 0
     card = cards.filter(has_text="Thinking")
     card.get_by_role("button", name="(a)").click()
@@ -39,7 +40,7 @@ def test_an_answer_is_computed_and_judged(page: Any) -> None:
     expect(card.locator("li.right")).to_contain_text(f"({expected['answer']})")
     expect(card.locator(".insight")).to_contain_text("softmax")
     expect(card.get_by_role("link", name="See it in Attention")).to_be_visible()
-    expect(page.get_by_role("status")).to_have_text(f"1 of {cards.count()} done, 0 of 1 right.")
+    expect(page.get_by_role("status")).to_have_text(f"1 of {total} done, 0 of 1 right.")
     card.get_by_role("button", name=f"({expected['answer']})").click()
     expect(page.get_by_role("status")).to_contain_text("1 of 1 right.")
     # The two weights as bars, the longer one of full length.
@@ -49,6 +50,7 @@ def test_an_answer_is_computed_and_judged(page: Any) -> None:
     page.go_back()
     expect(page.get_by_role("status")).to_contain_text("0 of 1 right.")
     # An open question shows its numbers.
+    page.get_by_role("link", name="Self-attention, step 2").click()
     scaled = cards.filter(has_text=re.compile("Why scaled"))
     expect(scaled).to_contain_text("Think first")
     scaled.get_by_role("button", name="Compute the answer").click()
@@ -56,13 +58,39 @@ def test_an_answer_is_computed_and_judged(page: Any) -> None:
     expect(scaled).not_to_contain_text("Think first")
     assert "answers=thinking.a+why-scaled" in page.url
     # The reader scores an answer that was not a choice.
-    expect(page.get_by_role("status")).to_have_text(f"2 of {cards.count()} done, 0 of 1 right.")
+    expect(page.get_by_role("status")).to_have_text(f"2 of {total} done, 0 of 1 right.")
     scaled.get_by_role("button", name="yes", exact=True).click()
-    expect(page.get_by_role("status")).to_have_text(f"2 of {cards.count()} done, 1 of 2 right.")
+    expect(page.get_by_role("status")).to_have_text(f"2 of {total} done, 1 of 2 right.")
     assert "why-scaled.yes" in page.url
     # A mask shows its weights: none above the diagonal.
+    page.get_by_role("link", name="Masking out the future").click()
     mask = cards.filter(has_text="What is this mask function")
     mask.get_by_role("button", name="Compute the answer").click()
     expect(mask.locator(".weights tr")).to_have_count(4)
     rows = [row.locator("td").all_inner_texts() for row in mask.locator(".weights tr").all()]
     assert [row.count("0") for row in rows] == [3, 2, 1, 0]
+
+
+def test_questions_come_one_at_a_time_by_keys_and_address(page: Any) -> None:
+    visit(page, "/quiz")
+    card = page.locator(".quiz")
+    names = [one.name for one in quiz.QUIZZES]
+    expect(card).to_have_attribute("id", f"card-{names[0]}")
+    expect(page.get_by_role("button", name="Back")).to_be_disabled()
+    page.keyboard.press("b")
+    expect(page.get_by_role("status")).to_contain_text(
+        "1 of 1 right" if quiz.as_dict(quiz.find(names[0]))["answer"] == "b" else "0 of 1 right"
+    )
+    expect(card).to_have_attribute("id", f"card-{names[0]}")
+    page.keyboard.press("ArrowRight")
+    expect(card).to_have_attribute("id", f"card-{names[1]}")
+    expect(page.locator(".quiz-list [aria-current]")).to_have_count(1)
+    page.get_by_role("button", name="Next").click()
+    expect(card).to_have_attribute("id", f"card-{names[2]}")
+    page.keyboard.press("ArrowLeft")
+    expect(card).to_have_attribute("id", f"card-{names[1]}")
+    page.go_back()
+    expect(card).to_have_attribute("id", f"card-{names[2]}")
+    visit(page, f"/quiz?question={names[-1]}")
+    expect(page.get_by_role("button", name="Next")).to_be_disabled()
+    assert card.count() == 1

@@ -78,7 +78,12 @@ def shares(bars: Any) -> list[float]:
 
 def test_a_page_for_another_kind_shows_one_that_fits(page: Any) -> None:
     """Whole, on the screens of a laptop and of a phone."""
-    others = {"image": "translator", "music": "translator", "attention": "pictures"}
+    others = {
+        "image": "translator",
+        "music": "translator",
+        "attention": "pictures",
+        "watch": "reader",
+    }
     for place, run in {**others, "tokens": "pictures"}.items():
         visit(page, f"/{place}?run={run}")
         expect(page.locator("#problem")).to_be_hidden()
@@ -288,6 +293,11 @@ def test_patches_are_coloured_by_their_weight(page: Any, client: TestClient) -> 
     expect(readout).to_contain_text("%")  # as on the scale
     expect(page.locator(".overlay ~ .below .scale")).to_contain_text("0")
     assert shared.reads(page.locator(".scale span").first.inner_text(), float(row.max()))
+    hidden = ask(client, "/api/image", run="pictures", picture=1, hidden=int(row.argmax()))
+    best = max(actual["output"]["classes"], key=lambda one: one["probability"])["label"]
+    [share] = [c["probability"] for c in hidden["output"]["classes"] if c["label"] == best]
+    story = page.locator(".insight").first.inner_text().split("With that patch hidden")[1]
+    assert shared.reads(story.split(f"“{best}”)")[1], share)
     page.locator(".overlay canvas").focus()
     for key in ("Home", "ArrowDown"):
         page.keyboard.press(key)

@@ -203,3 +203,42 @@ def test_steps_have_sentences_in_which_something_happens(page: Any) -> None:
     visit(page, f"{PLACE}&stop={scale + 1}")
     expect(page.locator(".scaled .second").first).to_be_visible()
     expect(page.locator(".openbox .heatmap .insight")).to_contain_text("Without √c")
+
+
+def number_of(title: str) -> int:
+    return next(n for n, step in enumerate(STEPS, start=1) if step["title"] == title)
+
+
+def test_a_step_begins_with_its_first_figure_on_stage(page: Any) -> None:
+    visit(page, f"{PLACE}&stop={number_of('Scores')}&stage=1")
+    expect(page.locator("figure.heatmap.staged")).to_be_visible()
+    page.keyboard.press("f")
+    expect(page.locator("figure.flowboxes.staged")).to_be_visible()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("figure.heatmap.staged")).to_be_visible()
+    assert "stage=1" in page.url
+
+
+def test_the_diagram_of_the_next_token_fits_the_stage(page: Any) -> None:
+    visit(page, f"{PLACE}&stop={number_of('The next token')}&stage=2")
+    for part in (".insight", ".tokens", "[id='box-decoder.distribution'] canvas"):
+        expect(page.locator(f"figure.flowboxes.staged {part}")).to_be_in_viewport(ratio=0.95)
+
+
+def test_scaled_scores_keep_the_colours_of_those_before(page: Any) -> None:
+    ends = []
+    for title in ("Scores", "Scale"):
+        visit(page, f"{PLACE}&stop={number_of(title)}")
+        ends.append(page.locator(".openbox .scale span").all_inner_texts()[-1])
+    assert ends[0] == ends[1]
+
+
+def test_on_a_phone_back_and_next_stay_at_the_bottom(page: Any) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    visit(page, f"{PLACE}&stop=3")
+    for _ in range(2):
+        box = page.get_by_role("button", name="Next").bounding_box()
+        assert 780 < box["y"] < box["y"] + box["height"] <= 844
+        page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    end = page.locator(".live").bounding_box()
+    assert end["y"] + end["height"] <= box["y"]

@@ -46,9 +46,10 @@ Picture = UInt8[np.ndarray, "channels height width"]
 
 
 async def image(request: Request) -> Response:
-    """POST {run, picture} or {run, upload}: the manifest, with the name of the trace.
+    """POST {run, picture, hidden?} or {run, upload, hidden?}: the manifest, with its trace.
 
     `picture` is an index in the run's validation split; `upload` is a PNG or JPEG file in base64.
+    `hidden` is a patch that is filled with the mean colour of the picture.
     """
     fields = await Fields.of_body(request)
     state = request.app.state
@@ -58,7 +59,8 @@ async def image(request: Request) -> Response:
 def _image(fields: Fields, library: Library, traces: Traces, limits: Limits) -> Response:
     run, upload = fields.text("run"), fields.optional_text("upload")
     number = fields.number("picture", MOST_PICTURES) or 0
-    key = json.dumps([run, library.version(run), number, upload])
+    hidden = fields.number("hidden", limits.tokens)
+    key = json.dumps([run, library.version(run), number, upload, hidden])
     name = "i" + hashlib.sha256(key.encode()).hexdigest()[:20]
     trace = traces.find(name)
     if trace is None:
@@ -71,6 +73,8 @@ def _image(fields: Fields, library: Library, traces: Traces, limits: Limits) -> 
                 about: dict[str, Any] = {"source": "upload"}
             else:
                 pixels, about = load_image(opened, number)
+            if hidden is not None:
+                pixels = without_patch(pixels, hidden, config.side)
             limit = SizeLimit(limits.tokens, limits.trace_bytes)
             trace = trace_image(opened, pixels, {**about, "trace": name, "run": run}, limit)
         traces.keep(name, trace)
@@ -97,6 +101,17 @@ def decode_upload(upload: str, size: int, channels: int) -> Picture:
             return read_image(path, size, channels)
         except UserError:
             raise broken from None
+
+
+def without_patch(pixels: Picture, patch: int, side: int) -> Picture:
+    """The picture with one of its side² patches in its mean colour."""
+    if patch >= side**2:
+        raise Problem(400, f"'hidden' must be an integer from 0 to {side**2 - 1}")
+    size = pixels.shape[-1] // side
+    rows, columns = (slice(at * size, (at + 1) * size) for at in divmod(patch, side))
+    changed = pixels.copy()
+    changed[:, rows, columns] = pixels.mean((1, 2), keepdims=True)
+    return changed
 
 
 def load_image(opened: LoadedRun, number: int) -> tuple[Picture, dict[str, Any]]:

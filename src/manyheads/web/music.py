@@ -32,6 +32,9 @@ from manyheads.data.events import (
 )
 from manyheads.data.music import MusicData
 from manyheads.decode.beam import SpecialTokens
+from manyheads.decode.compose import compose
+from manyheads.decode.generate import Generator
+from manyheads.decode.sample import Sample
 from manyheads.errors import UserError
 from manyheads.loading import LoadedRun
 from manyheads.models.capture import Kind
@@ -47,6 +50,7 @@ from manyheads.web.traces import Trace, Traces
 SPLIT = "valid"
 EVENTS = 256  # default length of the window
 MOST_PIECES = 2**31
+COMPOSED, COMPOSED_EVENTS = 8, 128  # pieces that replace those of the split; their length
 MOST_MILLISECONDS = 3 * 3_600_000  # longest upload
 UPLOAD = "the upload"
 
@@ -107,7 +111,7 @@ def _music(fields: Fields, library: Library, traces: Traces, limits: Limits) -> 
             data, model = cast(MusicData, opened.run.data), cast(Gpt, opened.model)
             if "music" not in opened.run.spec.pages(opened.run):
                 raise opened.unsupported("has a Music page", "a music model")
-            words, about = _words(data, number, upload)
+            words, about = _words(opened, number, upload)
             max_events = min(count or EVENTS, model.config.max_length - 1)
             part, first = window(words, begin, max_events, data.encoding.unit)
             about |= {"trace": name, "run": run, "begin": first, "words": len(words)}
@@ -117,8 +121,13 @@ def _music(fields: Fields, library: Library, traces: Traces, limits: Limits) -> 
     return json_answer(trace.manifest)
 
 
-def _words(data: MusicData, number: int, upload: str | None) -> tuple[list[str], dict[str, Any]]:
-    """The tokens of a piece of the validation split, or of an uploaded file."""
+def _words(opened: LoadedRun, number: int, upload: str | None) -> tuple[list[str], dict[str, Any]]:
+    """The tokens of a piece of the validation split, or of an uploaded file.
+
+    If the data cannot be read (the server may run in another folder than the training), the model
+    composes the piece: the examples of its probes are too short.
+    """
+    data = cast(MusicData, opened.run.data)
     if upload is not None:
         try:
             content = base64.b64decode(upload, validate=True)
@@ -126,10 +135,24 @@ def _words(data: MusicData, number: int, upload: str | None) -> tuple[list[str],
             raise UserError("the upload is not valid base64: choose a MIDI file") from None
         check_length(content, data.encoding)
         return data.encoding.words(content, UPLOAD), {"source": "upload"}
-    pieces = _pieces(data)
+    try:
+        pieces = _pieces(data)
+    except UserError:
+        return _composed(opened, number % COMPOSED), {"source": "model", "count": COMPOSED}
     if number >= len(pieces):
         raise Problem(400, f"'piece' must be an integer from 0 to {len(pieces) - 1}")
     return list(pieces[number]), {"source": SPLIT, "count": len(pieces)}
+
+
+def _composed(opened: LoadedRun, number: int) -> list[str]:
+    """A piece sampled from the model; each number is a seed."""
+    encoding, model = cast(MusicData, opened.run.data).encoding, cast(Gpt, opened.model)
+    most = min(COMPOSED_EVENTS, model.config.max_length - 1)
+    decode = opened.decode(min_length=most, at_limit="truncate")
+    generator = Generator(model, opened.tokenizer, decode)
+    with torch.inference_mode():
+        words = compose(generator, encoding, [], limit=most, sample=Sample(seed=number + 1))
+    return words[: len(words) // encoding.unit * encoding.unit]
 
 
 def check_length(content: bytes, encoding: Encoding) -> None:

@@ -66,7 +66,7 @@ Curve = dict[str, Any]
 
 BEYOND = {
     "none": "",
-    "sinusoidal": "Defined for any length; the dot product depends only on the distance.",
+    "sinusoidal": "Defined for any length; the cosine depends only on the distance.",
     "learned": "No row after the last position: longer texts are refused.",
     "rotary": "Defined for any length; longer distances than in training are new to the model.",
     "shaw": "Distances are clipped to the largest one.",
@@ -166,8 +166,8 @@ def tables(built: BuiltScheme, length: int) -> Tables:
     """The output of each method that the scheme implements.
 
     added [n, d]: `embed` of zeros; turned [n, c]: `rotate` of ones; scores [h, n, n]: `score` with
-    the same query at every position, −∞ where a causal mask hides the key; dots [n, n]: dot
-    products of the rows of added or turned.
+    the same query at every position, −∞ where a causal mask hides the key; cosines [n, n]
+    of the rows of added or turned.
     """
     position, sizes = built.position, built.sizes
     kind, like = type(position), _like(position)
@@ -187,7 +187,8 @@ def tables(built: BuiltScheme, length: int) -> Tables:
             result["scores"] = bias[0].masked_fill(future.to(bias.device), -math.inf)
     for name in ("added", "turned"):
         if name in result:
-            result["dots"] = result[name] @ result[name].T
+            unit = F.normalize(result[name], dim=-1)
+            result["cosines"] = unit @ unit.T
     return result
 
 
@@ -220,7 +221,7 @@ def skew_steps(built: BuiltScheme) -> Tables:
 
 
 def curves(built: BuiltScheme, computed: Tables) -> list[Curve]:
-    """The dot product, or the bias added to the scores, over the distance."""
+    """The cosine, or the bias added to the scores, over the distance."""
     if "scores" in computed:
         bias, causal = computed["scores"][:CURVES], built.sizes.causal
         length = bias.shape[-1]
@@ -234,10 +235,10 @@ def curves(built: BuiltScheme, computed: Tables) -> list[Curve]:
             }
             for head in range(len(bias))
         ]
-    if "dots" not in computed or built.columns is not None:
+    if "cosines" not in computed or built.columns is not None:
         return []
-    dots = computed["dots"]
-    means = [[k, float(dots.diagonal(k).mean())] for k in range(len(dots))]
+    cosines = computed["cosines"]
+    means = [[k, float(cosines.diagonal(k).mean())] for k in range(len(cosines))]
     return [{"name": "mean over positions", "points": means}]
 
 

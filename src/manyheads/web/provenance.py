@@ -239,7 +239,7 @@ class Provenance:
             return None
         left, right = q[self.cell.row], k[self.cell.column]
         total = float((left.double() * right.double()).sum()) * score.scale
-        then = "" if score.scale == 1.0 else f"× {score.scale:.3g}"
+        then = "" if score.scale == 1.0 else f"× {written(score.scale)}"
         return Terms("q · k", left, right, _channels(left), (), then, total)
 
     def _masked(self) -> Terms:
@@ -260,7 +260,7 @@ class Provenance:
         rule = "exp(e_ij − max) / Σ_k exp(e_ik − max)"
         labels = self._key_labels(len(row))
         total = share / float(shares.sum())
-        then = f"{share:.3g} ÷ the sum"
+        then = f"{written(share)} ÷ the sum"
         ones = torch.ones_like(shares)
         return Terms(rule, shares, ones, labels, (), then, total, self.cell.column)
 
@@ -295,6 +295,12 @@ class Provenance:
         result = float(module.activation(plain.total()))
         then = f"activation ({module.activation_name})"
         return Terms(plain.rule, plain.left, plain.right, plain.labels, plain.added, then, result)
+
+
+def written(number: float) -> str:
+    """Three digits, as the page writes its numbers: 0.0774, 2.06e−8."""
+    mantissa, _, exponent = f"{number:.3g}".partition("e")
+    return (mantissa + (f"e{int(exponent)}" if exponent else "")).replace("-", "−")
 
 
 def _channels(vector: Tensor) -> list[str]:

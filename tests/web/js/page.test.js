@@ -24,14 +24,14 @@ const { csv, wrapped } = await import(`${page}/exports.js`);
 const { cellOf, coverages, greatestHead, limited, reordered, tellingCell } = await import(`${page}/fitting.js`);
 const { mergeTree } = await import(`${page}/tokens.js`);
 const { diagram, headDiagram, headOf, pathOf, sublayers } = await import(`${page}/flowlayout.js`);
-const { attentionStory, bareWord, classStory, concentration, deciding, fillStory, goldCells, knockStory, lookStory, lossStory, mostHelped, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, stepStory, tokenStory, wordsOf } = await import(`${page}/insights.js`);
+const { attentionStory, bareWord, classStory, concentration, deciding, fillStory, goldCells, hiddenStory, knockStory, lookStory, lossStory, mostHelped, musicStory, nearShare, orderOf, outcomeOf, ownVoice, positionStory, replaced, similarStory, stepStory, tokenStory, wordsOf } = await import(`${page}/insights.js`);
 const { handsOf } = await import(`${page}/dials.js`);
 const { mathml } = await import(`${page}/math.js`);
 const { boxStory, lengthsOf, softmax, weightStory } = await import(`${page}/flowstory.js`);
 const { offsetsOf, roleOf } = await import(`${page}/headgrid.js`);
 const { strongest } = await import(`${page}/lines.js`);
 const { address, change, onChange, pageName, read } = await import(`${page}/state.js`);
-const { columnsFor, greedyPath } = await import(`${page}/tree.js`);
+const { columnsFor, greedyPath, headOf: stepOf, labelOf } = await import(`${page}/tree.js`);
 const { captionLines, drawBars, drawDots, justified, mostReordered, tiling } = await import(`${page}/watchparts.js`);
 const { alignmentNames, layout } = await import(`${page}/watchview.js`);
 const { captionOf, chosen, compared, farthest, halfOf, milestones, pace, regularHead, tellMove } = await import(`${page}/watchstory.js`);
@@ -204,7 +204,8 @@ test("what Watch says is computed from the probes", () => {
   assert.match(caption(moment(2)), /^No word attends clearly to one far .* All 5 tokens are right/);
   const atRest = { ...moment(3), resting: true };
   assert.equal(chosen(story, { ...moment(2), resting: true }), null); // moved by one position only
-  assert.equal(chosen(story, moment(3)), null); // it still moves
+  assert.deepEqual(chosen(story, moment(3)), chosen(story, atRest)); // all words are right: the caption names it
+  assert.match(caption(moment(3)), /^“gehen” comes last/);
   const found = chosen(story, atRest);
   assert.deepEqual([found.row, found.column, found.last], [3, 0, true]); // the end of the clause comes first
   assert.match(caption(atRest), /^“gehen” comes last in its clause: it attends to “He”/);
@@ -228,6 +229,19 @@ test("what Watch says is computed from the probes", () => {
   const share = (from, to) => Array.from({ length: 1001 }, (_, n) => pace(flat, 0)(n / 1000)).filter((at) => at >= from && at < to).length / 1001;
   assert.ok(share(0, 6) < 0.1); // nothing is learned, even if it takes most of the probes
   assert.ok(share(7, 9) < 0.05); // nor when the loss only comes back
+});
+
+test("the milestones of a language model are computed from what it writes", () => {
+  const probe = (text, loss) => ({ step: 1, sentences: [{ text, reference_log_probs: [-loss, -loss] }] });
+  const sentences = [{ kind: "language", source: "To be,", target: " or not." }];
+  const probes = [probe("ooo", 5), probe("o o", 4.9), probe("oo", 4.8), probe("q be r", 4.5), probe("be o", 4.2), probe("or be", 3)];
+  assert.deepEqual(milestones({ sentences, probes }, 0), [{ at: 3, text: "first word of the texts" }, { at: 4, text: "perplexity halved" }]);
+  const split = [probe("ooo", 5), probe("o o", 4.9), probe("be o", 4.9)]; // “o” has one letter
+  assert.deepEqual(milestones({ sentences, probes: split }, 0), [{ at: 1, text: "first space" }, { at: 2, text: "first word of the texts" }]);
+  const early = [probe("ooo", 5), probe("ooo", 3), probe("be o", 3)]; // in the order of the training
+  assert.deepEqual(milestones({ sentences, probes: early }, 0), [{ at: 1, text: "perplexity halved" }, { at: 2, text: "first word of the texts" }]);
+  const music = [probe("p60 p60", 3), probe("p60 p62", 1)];
+  assert.deepEqual(milestones({ sentences: [{ kind: "language", source: "p60 p62", target: "p60" }], probes: music }, 0), [{ at: 1, text: "perplexity halved" }]);
 });
 
 test("what the heads of a language model do", () => {
@@ -294,15 +308,15 @@ test("a caption is wrapped or shortened, never squeezed", () => {
   assert.deepEqual(captionLines(context, caption, 8, 2), ["One two", "three …"]);
 });
 
-test("the bars of a sentence keep their width while it is written", () => {
-  const words = { centres: [20, 60, 120], widths: [30, 26, 80] };
+test("the bars of a sentence have one width", () => {
+  const words = { centres: [20, 60, 120], widths: [30, 26, 80], font: 14 };
   const drawn = (count) => {
     const rectangles = [];
     drawBars({ fillRect: (...box) => rectangles.push(box) }, words, count, 0, 6, {}, () => 0.5);
     return rectangles;
   };
   assert.deepEqual(drawn(2), drawn(3).slice(0, 4));
-  assert.deepEqual(drawn(3).map(([, , wide]) => wide), [30, 15, 26, 13, 57, 28.5]); // not over a neighbour
+  assert.deepEqual(drawn(3).map(([, , wide]) => wide), [37, 18.5, 37, 18.5, 37, 18.5]); // not over a neighbour
 });
 
 test("tiles are as large as the space allows", () => {
@@ -399,6 +413,8 @@ test("the merges of a text are a tree for each token", () => {
     [[" ", 0, 0, 3], ["a", 0, 0, 1], ["b", 0, 0, 1], ["ab", 1, 1, 3], [" ab", 2, 3, Infinity]],
   ]);
   assert.equal(mergeTree([["unable"], ["un", "##able"]]), null); // WordPiece divides
+  const [letter] = mergeTree([["\\xc3", "\\x9f", "e"], ["ß", "e"], ["ße"]]); // a letter of two bytes
+  assert.deepEqual(letter.map(({ text }) => text), ["\\xc3", "\\x9f", "e", "ß", "ße"]);
 });
 
 test("the outcome names the step at which the best text leaves the path of greedy search", () => {
@@ -412,8 +428,28 @@ test("the outcome names the step at which the best text leaves the path of greed
   assert.match(outcomeOf({ ...missed, beam: [longer, other] }), /\(−0.8\); its log P is lower \(−1.6, not −1.5\): the length penalty decides\.$/);
   assert.match(outcomeOf({ ...search, greedy: [best], beam: [best] }), /same text\.$/); // “dir” was candidate 2
   assert.match(outcomeOf({ ...search, greedy: [best], beam: [other] }), /Greedy search finds a better/);
+  const lost = { ...missed, greedy: [{ ...other, text: "Ist es so?" }], beam: [{ ...best, text: "Ist es, das, so?" }] };
+  assert.match(outcomeOf(lost), /writes “Ist es so\?” \(−1.5\) and leaves out “das”\. The beam/);
+  assert.doesNotMatch(outcomeOf({ ...lost, beam: [{ ...best, text: "Ist das so?" }] }), /leaves out/); // another word stands there
   assert.deepEqual(greedyPath(nodes), [0, 4]);
   assert.deepEqual(deciding(nodes), { node: 1, rank: 2 });
+});
+
+test("a step of the tree keeps its number", () => {
+  assert.deepEqual([[8, "rank 2", 90], [8, "rank 2", 40], [9, "", 90]].map(([step, note, width]) => stepOf(step, note, width)), ["8: rank 2", "8", "9"]);
+});
+
+test("the story of a hidden patch compares the same class", () => {
+  const best = { label: "cat", probability: 0.8 };
+  const hidden = (...shares) => hiddenStory(best, ["cat", "dog"].map((label, at) => ({ label, probability: shares[at] })));
+  assert.match(hidden(0.6, 0.4), /P\(“cat”\) falls to 60 %\.$/);
+  assert.match(hidden(0.9, 0.1), /rises to 90 %\.$/);
+  assert.match(hidden(0.8, 0.2), /stays at 80 %/);
+  assert.match(hidden(0.3, 0.7), /sees “dog” \(70 %\); P\(“cat”\) falls to 30 %/);
+});
+
+test("a candidate that is punctuation has quotes", () => {
+  assert.deepEqual([",", " .", " der", "</s>", "1,5"].map((piece) => labelOf({ piece })), ["“,”", "“.”", "·der", "</s>", "1,5"]);
 });
 
 test("a step of the search tells what is dropped, and what greedy search drops", () => {
@@ -524,10 +560,10 @@ test("the hands of rotary positions turn as their channels do", () => {
       assert.ok(Math.abs(turn - (angles[pair] * 180) / Math.PI) < 1e-9);
       assert.ok(Math.abs(((all[3] - 3 * turn + 540) % 360) - 180) < 1e-9);
     });
-    const dots = table.flatMap((row) => table.map((other) => row.reduce((sum, one, at) => sum + one * other[at], 0)));
+    const cosines = table.flatMap((row) => table.map((other) => row.reduce((sum, one, at) => sum + one * other[at], 0) / 2)); // of two pairs
     const about = { scheme: "rotary", length: 4, dim: 4, grid: null, curves: [] };
     const cosine = ((Math.cos(1) + Math.cos(0.1)) / 2).toPrecision(3);
-    assert.match(positionStory(about, dots, { base: 1e4, isTrained: false, hands }), new RegExp(`pair 0 turns by 57.3° and pair 1 by 5.73°.* is ${cosine} at distance 1\\.$`));
+    assert.match(positionStory(about, cosines, { base: 1e4, isTrained: false, hands }), new RegExp(`pair 0 turns by 57.3° and pair 1 by 5.73°.* is ${cosine} at distance 1\\.$`));
   }
 });
 

@@ -8,6 +8,7 @@ import { diagram, headDiagram, headOf, pathOf, sublayers } from "./flowlayout.js
 import { diagramStory, lengthsOf } from "./flowstory.js";
 
 const KINDS = { layer: "", self: "self-attention", cross: "cross-attention", feedforward: "feed-forward" };
+const LETTER = 7.5; // the width of a letter of a label
 const SMALL = 64; // columns of a small map; of wider ones it shows means of several
 const [BAR, BAR_WIDTH] = [170, 60]; // the colour of a bar of ‖x‖, and the columns of the longest one
 const [FROM, STEP, SHINE] = [400, 320, 900]; // milliseconds of the way through an attention when it opens
@@ -37,8 +38,8 @@ export function isStream({ name, column }) {
   return column.stream.includes(name) || /^[^.]+\.(embedding|position|segment)$/.test(name) || /\.(sum|output)$/.test(name);
 }
 
-/** Whether a box has a vector of the residual stream's width for each token: its small picture shows their lengths. Waves of positions are a map. @param {import("./flowlayout.js").Box} box */
-const isVectors = ({ axes, name }) => axes.endsWith(" d") && !name.endsWith(".position");
+/** Whether a box has a vector of the residual stream's width for each token: its small picture shows their lengths. Waves of positions are a map, and so are norms, whose lengths are all the same. @param {import("./flowlayout.js").Box} box */
+const isVectors = ({ axes, name, title }) => axes.endsWith(" d") && !name.endsWith(".position") && !/norm$/i.test(title);
 
 /** A map of at most SMALL columns, each the mean of several, on a scale of its own. */
 function meansOf(values, rows, columns) {
@@ -53,6 +54,9 @@ function meansOf(values, rows, columns) {
   });
   return { columns: count, values: means, high: means.reduce((most, value) => Math.max(most, Math.abs(value)), 1e-9) };
 }
+
+/** The label of a tile: where the title of scores with a mask is too wide, what is added. @param {{box: {title: string}, width: number}} node */
+const labelOf = ({ box: { title }, width }) => (LETTER * title.length > width ? title.replace(/^Scores /, "") : title);
 
 /** The title of a stack. */
 export const nameOf = (column) => ({ encoder: "Encoder", decoder: "Decoder" })[column.name] ?? column.name;
@@ -216,11 +220,11 @@ export class FlowBoxes extends Figure {
   /** Groups, buses, edges and texts as SVG. @param {(kind: string) => string} colour of a role */
   lines(colour) {
     const { groups, buses, edges, texts, nodes } = this.made;
-    const small = this.isStaged() ? 11.5 : 10; // 28 pixels on stage
+    const small = this.isStaged() ? 11.5 : 12; // 28 pixels on stage
     let inside = "";
     for (const { x, y, width, height, title } of groups) {
       inside += `<rect class="group" x="${x}" y="${y}" width="${width}" height="${height}" rx="8" fill="${colour("back")}" stroke="${colour("edge")}"/>`;
-      inside += `<text x="${x + 8}" y="${y + 15}" font-size="11.5" font-weight="600" fill="${colour("quiet")}">${escaped(title)}</text>`;
+      inside += `<text x="${x + 8}" y="${y + 15}" font-size="12" font-weight="600" fill="${colour("quiet")}">${escaped(title)}</text>`;
     }
     for (const { column, x, y, height, width, norm } of buses) {
       inside += `<rect class="bus" data-norm="${norm}" x="${x - width / 2}" y="${y}" width="${width}" height="${height}" fill="${colour(column.name)}" fill-opacity="0.45"><title>mean ‖x‖ = ${shown(norm)}</title></rect>`;
@@ -232,16 +236,15 @@ export class FlowBoxes extends Figure {
     const named = new Set(); // stacks whose numbers have a name
     for (const { column, x, y, height, norm } of buses) {
       if (height < 26) continue;
-      const left = x < this.drawn / 2;
-      const number = (text, at) => `<text x="${left ? x - 14 : x + 14}" y="${at}" font-size="${small}" text-anchor="${left ? "end" : "start"}" fill="${colour("quiet")}">${text}</text>`;
+      const number = (text, at) => `<text x="${x - 12}" y="${at}" font-size="${small}" text-anchor="end" fill="${colour("quiet")}">${text}</text>`;
       const at = y + Math.min(height / 2, 34);
       inside += number(shown(norm, 1), named.has(column) ? at : at + 2);
-      if (!named.has(column)) inside += `<text x="${left ? 0 : this.drawn}" y="${at - small}" font-size="${small}" text-anchor="${left ? "start" : "end"}" fill="${colour("quiet")}">‖x‖</text>`;
+      if (!named.has(column)) inside += `<text x="${x - 12}" y="${at - small}" font-size="${small}" text-anchor="end" fill="${colour("quiet")}">‖x‖</text>`;
       named.add(column);
     }
     for (const { x, y, text, anchor, kind } of texts) {
       const [title, name] = kind.split(" ");
-      const look = title === "stub" ? `font-size="11.5" font-weight="600" fill="${colour(name)}"` : title === "title" ? `font-size="15" font-weight="700" fill="${colour(name)}"` : `font-size="13" font-weight="700" fill="${colour("text")}"`;
+      const look = title === "stub" ? `font-size="12" font-weight="600" fill="${colour(name)}"` : title === "title" ? `font-size="15" font-weight="700" fill="${colour(name)}"` : `font-size="13" font-weight="700" fill="${colour("text")}"`;
       inside += `<text x="${x}" y="${y}" text-anchor="${anchor}" ${look}>${escaped(text)}</text>`;
     }
     for (const node of nodes) if (node.kind === "tile" && this.isHead) inside += this.rowLabels(node, colour);
@@ -254,7 +257,7 @@ export class FlowBoxes extends Figure {
     if (!numbers || this.drawn < 560) return "";
     const rows = this.labels(box.rows, numbers.shape[0]);
     const tall = this.made.nodes[0].height - 22;
-    const font = this.isStaged() ? 11.5 : 10.5;
+    const font = this.isStaged() ? 11.5 : 12;
     const step = Math.ceil((1.1 * font * rows.length) / tall); // as many as fit
     return rows
       .map((row, at) => (at % step ? "" : `<text class="row" data-token="${escaped(row)}" x="${x - 4}" y="${y + ((at + 0.5) * tall) / rows.length + 3.5}" font-size="${font}" text-anchor="end" fill="${colour("text")}">${escaped(cut(visible(row), 9))}</text>`))
@@ -275,7 +278,7 @@ export class FlowBoxes extends Figure {
     const inside = {
       tokens: () => box.column.tokens.map((token) => element("span", { class: "token", "data-token": token }, visible(token))),
       sum: () => ["+"],
-      tile: () => [element("canvas", { "aria-hidden": "true" }), element("strong", { class: box.title.length > 8 ? "long" : "" }, box.title)],
+      tile: () => [element("canvas", { "aria-hidden": "true" }), element("strong", {}, labelOf(node))],
     }[kind]();
     const made = element(
       "button",
@@ -355,7 +358,7 @@ export class FlowBoxes extends Figure {
       const label = (text, at) => `<text x="${x + width / 2}" y="${at}" text-anchor="middle" font-size="11">${escaped(text)}</text>`;
       if (kind === "tile") {
         const image = this.buttons.get(box.name).querySelector("canvas").toDataURL();
-        inside += `<image x="${x}" y="${y}" width="${width}" height="${height - 22}" preserveAspectRatio="none" image-rendering="pixelated" href="${image}"/><rect x="${x}" y="${y}" width="${width}" height="${height - 22}" fill="none" stroke="#777"/>${label(box.title, y + height - 8)}`;
+        inside += `<image x="${x}" y="${y}" width="${width}" height="${height - 22}" preserveAspectRatio="none" image-rendering="pixelated" href="${image}"/><rect x="${x}" y="${y}" width="${width}" height="${height - 22}" fill="none" stroke="#777"/>${label(labelOf({ box, width }), y + height - 8)}`;
       } else if (kind === "next") inside += this.likeliest().map((row, at) => label(row.textContent ?? "", y + 12 + 15 * at)).join("");
       else if (kind === "sum") inside += `<circle cx="${x + width / 2}" cy="${y + height / 2}" r="${width / 2}" fill="#fff" stroke="#111"/>${label("+", y + height / 2 + 4)}`;
       else if (kind === "tokens") inside += label(box.column.tokens.map(visible).join(" ").slice(0, width / 6), y + 18);

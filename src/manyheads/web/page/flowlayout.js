@@ -3,9 +3,11 @@
 
 const BUS = 52; // the margin with the bus and its numbers
 const WIDEST = 22; // the bus where ‖x‖ is greatest
+const GAP = 10; // between tiles, and after the last one
 const LABEL = 22; // the title of a group
 const THIN = 32; // a closed layer, or a closed part of one
-const MOST_DETAIL = 3; // the level that closes most
+const LOW = 40; // the height of a tile where most is closed
+const MOST_DETAIL = 4; // the level that closes most
 const NAMES = { self: "self-attention", cross: "cross-attention", feedforward: "feed-forward" };
 export const SUM = 22; // a ⊕
 const NARROW = 560; // below this width the decoder is under the encoder
@@ -27,7 +29,7 @@ const NARROW = 560; // below this width the decoder is under the encoder
  * @typedef {{x: number, y: number, width: number, height: number, title: string, layer: number, column: Column}} Group
  * @typedef {{x: number, y: number, text: string, anchor: string, kind: string}} Text
  * @typedef {{nodes: Node[], edges: Edge[], buses: Bus[], groups: Group[], texts: Text[], width: number, height: number, encoderEnd?: {x: number, y: number, width: number, height: number}}} Diagram
- * @typedef {{x: number, wide: number, mirrored: boolean, most: number, layer: number, zoom: string, gutter: number, stacked?: boolean, level?: number, chosen?: string, tall?: number, labels?: number}} How
+ * @typedef {{x: number, wide: number, most: number, layer: number, zoom: string, gutter: number, stacked?: boolean, level?: number, chosen?: string, tall?: number, labels?: number}} How
  * @typedef {{points: number[][], kind: string, from: string, to: string}} Edge the last point has the arrow
  * @typedef {{column: Column, x: number, y: number, height: number, width: number, norm: number}} Bus
  */
@@ -39,22 +41,21 @@ export function sublayers(column) {
 
 /**
  * Lays out all columns. If they are higher than `limit`, parts close until they fit: first all sub-layers but
- * the chosen one, then all other layers, then the embeddings.
+ * the chosen one, then all other layers, then the embeddings, then all layers if the chosen box is in none.
  * @param {Column[]} columns of the manifest
  * @param {{layer: number, zoom: string, width: number, limit?: number, chosen?: string}} how
  */
 export function diagram(columns, { layer, zoom, width, limit = Infinity, chosen = "" }) {
   const stacked = columns.length > 1 && width < NARROW;
   const gutter = columns.length > 1 ? (stacked ? 16 : 34) : 0;
-  const wide = stacked || columns.length === 1 ? Math.min(width - gutter - 14, 560) : (width - gutter) / 2;
+  const wide = stacked || columns.length === 1 ? Math.min(width - gutter - 14, 560) : (width - gutter) / 2 - GAP;
   const most = Math.max(...columns.flatMap((column) => Object.values(column.norms).flat()));
   /** @param {Diagram} into @param {number} level @returns {number} the height */
   const run = (into, level) => {
     let [top, height] = [0, 0];
     columns.forEach((column, at) => {
-      const mirrored = columns.length > 1 && at === columns.length - 1;
       const x = stacked ? gutter : columns.length === 1 ? Math.max(0, (width - wide) / 2) : at * (wide + gutter);
-      const how = { x, wide, mirrored, most, layer, zoom, gutter: x - gutter / 2, stacked, chosen, level };
+      const how = { x, wide, most, layer, zoom, gutter: x - gutter / 2, stacked, chosen, level };
       const bottom = new ColumnLayout(into, column, how).run(stacked ? top : 0);
       top = bottom + 24;
       height = Math.max(height, bottom + 6);
@@ -76,9 +77,9 @@ export function headDiagram(column, kind, { layer, width, rows, limit = Infinity
   const made = { nodes: [], edges: [], buses: [], groups: [], texts: [], width, height: 0 };
   const most = Math.max(...Object.values(column.norms).flat());
   const lines = column.boxes.some((box) => box.name === `${column.name}.${kind}.masked`) ? 3 : 2;
-  const tall = Math.max(40, Math.min(Math.max(96, Math.min(230, 14 * rows)), (limit - 56) / lines - 42));
+  const tall = Math.max(22, Math.min(Math.max(96, Math.min(230, 14 * rows)), (limit - 56) / lines - 42));
   const labels = width < NARROW ? 0 : 62;
-  const drawn = new ColumnLayout(made, column, { x: 0, wide: width - 8, mirrored: false, most, layer, zoom: "layer", gutter: 8, tall, labels });
+  const drawn = new ColumnLayout(made, column, { x: 0, wide: width - 8, most, layer, zoom: "layer", gutter: 8, tall, labels });
   drawn.y = 4;
   drawn.stream.push({ y: 4, norm: drawn.entering(kind, layer) });
   drawn.attention(kind, layer);
@@ -89,12 +90,11 @@ export function headDiagram(column, kind, { layer, width, rows, limit = Infinity
 
 class ColumnLayout {
   /** @param {Diagram} made @param {Column} column @param {How} how */
-  constructor(made, column, { x, wide, mirrored, most, layer, zoom, gutter, stacked = false, level = 0, chosen = "", tall, labels = 0 }) {
+  constructor(made, column, { x, wide, most, layer, zoom, gutter, stacked = false, level = 0, chosen = "", tall, labels = 0 }) {
     this.made = made;
     this.column = column;
     this.x = x;
     this.wide = wide;
-    this.mirrored = mirrored;
     this.most = most;
     this.layer = layer;
     this.zoom = zoom;
@@ -103,13 +103,15 @@ class ColumnLayout {
     this.labels = labels;
     this.level = level;
     this.chosen = chosen;
-    this.gap = 10;
-    this.left = this.mirrored ? this.x : this.x + BUS;
+    this.gap = GAP;
+    this.thin = level === MOST_DETAIL ? 24 : THIN;
+    this.left = this.x + BUS;
     this.inner = this.wide - BUS;
     this.tile = (this.inner - 3 * this.gap) / 4;
-    this.tall = tall ?? Math.round(Math.max(40, Math.min(64, this.tile * 0.62)));
+    this.isLow = level === MOST_DETAIL;
+    this.tall = tall ?? Math.round(this.isLow ? LOW : Math.max(40, Math.min(64, this.tile * 0.62)));
     this.pitch = this.tall + 22 + 20; // tile, its title, the way between rows
-    this.busX = this.mirrored ? this.x + this.wide - 28 : this.x + 28;
+    this.busX = this.x + 28;
     this.stream = [];
     this.y = 0;
   }
@@ -122,19 +124,19 @@ class ColumnLayout {
     return this.column.name;
   }
 
-  /** x of the left side of a grid column; the mirrored decoder counts from the right. */
+  /** x of the left side of a grid column. */
   gridX(at) {
-    const from = this.mirrored ? 3 - at : at;
-    return this.left + from * (this.tile + this.gap);
+    return this.left + at * (this.tile + this.gap);
   }
 
   run(top) {
     const { column, made } = this;
-    made.texts.push({ x: this.mirrored ? this.x + this.wide : this.x, y: top + 18, text: titleOf(column), anchor: this.mirrored ? "end" : "start", kind: `title ${column.name}` });
+    made.texts.push({ x: this.x, y: top + 18, text: titleOf(column), anchor: "start", kind: `title ${column.name}` });
     this.y = top + 26;
     this.before();
     for (let layer = 0; layer < column.layers; layer++) {
-      if (this.zoom === "layer" && layer === Math.min(this.layer, column.layers - 1)) this.open(layer);
+      const isOpen = this.zoom === "layer" && (!this.isLow || this.chosen.split(".").length > 2);
+      if (isOpen && layer === Math.min(this.layer, column.layers - 1)) this.open(layer);
       else if (this.level > 1) this.row("layer", layer, `Layer ${layer + 1}`);
       else this.closed(layer);
     }
@@ -165,7 +167,7 @@ class ColumnLayout {
   before() {
     const { inner, left } = this;
     const lines = Math.ceil((this.column.tokens.join("").length * 6.9 + this.column.tokens.length * 5 + 14) / inner);
-    const height = 8 + 19 * Math.min(3, Math.max(1, lines));
+    const height = 8 + 19 * Math.min(this.isLow ? 1 : 3, Math.max(1, lines));
     const tokens = { box: this.column.boxes[0], kind: "tokens", x: left, y: this.y, width: inner, height };
     this.made.nodes.push(tokens);
     this.y += height + (this.level > 2 ? 12 : 18);
@@ -184,7 +186,7 @@ class ColumnLayout {
 
   /** x next to the bus, on the side of the tiles. */
   toward(distance) {
-    return this.mirrored ? this.busX - distance : this.busX + distance;
+    return this.busX + distance;
   }
 
   normOf(kind, layer) {
@@ -211,16 +213,16 @@ class ColumnLayout {
   /** One line for a closed layer, a part of one, or the embeddings. @param {string} of @param {string} [title] */
   row(of, layer, title) {
     const kinds = { input: [], layer: sublayers(this.column) }[of] ?? [of];
-    const node = { box: null, kind: "closed", of, title, layer, column: this.column, x: this.left, y: this.y, width: this.inner, height: THIN };
+    const node = { box: null, kind: "closed", of, title, layer, column: this.column, x: this.left, y: this.y, width: this.inner, height: this.thin };
     this.made.nodes.push(node);
-    const [side, enter, leave] = [this.mirrored ? node.x + node.width : node.x, this.y + 7, this.y + THIN - 7];
+    const [side, enter, leave] = [node.x, this.y + 7, this.y + this.thin - 7];
     if (of !== "input") this.edge([[this.busX, enter], [side, enter]], "stream", "bus", of);
     this.edge([[side, leave], [this.toward(7), leave]], "stream", of, "bus");
-    if (kinds.includes("cross")) this.fromEncoder([[node.x, this.y + THIN / 2]], layer);
+    if (kinds.includes("cross")) this.fromEncoder([[node.x, this.y + this.thin / 2]], layer);
     this.made.texts.push({ x: this.busX, y: leave + 4, text: "+", anchor: "middle", kind: "plus" });
     if (of === "input") this.stream.push({ y: leave, norm: this.column.norms[`${this.place}.input`][0] });
     kinds.forEach((kind, at) => this.stream.push({ y: enter + ((leave - enter) * (at + 1)) / kinds.length, norm: this.normOf(kind, layer) }));
-    this.y += THIN + 8;
+    this.y += this.thin + 8;
   }
 
   group(top, bottom, title, layer) {
@@ -302,14 +304,14 @@ class ColumnLayout {
     if (at.scores) {
       down("q", "scores", "query");
       const y = bottom(at.k) + 8;
-      this.edge([[middle(at.k), bottom(at.k)], [middle(at.k), y], [middle(at.scores) + this.way(14), y], [middle(at.scores) + this.way(14), at.scores.y]], "key", `${place}.k`, `${place}.scores`);
+      this.edge([[middle(at.k), bottom(at.k)], [middle(at.k), y], [middle(at.scores) + 14, y], [middle(at.scores) + 14, at.scores.y]], "key", `${place}.k`, `${place}.scores`);
     }
     if (at.masked) {
       down("scores", "masked", "stream");
       for (const what of ["bias", "mask"].filter((one) => at[one])) {
         if (at[what].y === at.masked.y) continue;
         const y = bottom(at[what]) + 8;
-        this.edge([[middle(at[what]), bottom(at[what])], [middle(at[what]), y], [middle(at.masked) + this.way(14), y], [middle(at.masked) + this.way(14), at.masked.y]], "stream", `${place}.${what}`, `${place}.masked`);
+        this.edge([[middle(at[what]), bottom(at[what])], [middle(at[what]), y], [middle(at.masked) + 14, y], [middle(at.masked) + 14, at.masked.y]], "stream", `${place}.${what}`, `${place}.masked`);
       }
     }
     const scored = at.masked ?? at.scores;
@@ -374,7 +376,6 @@ class ColumnLayout {
     const last = nodes.at(-1);
     if (last?.box.name.endsWith(".distribution") && parts.length < 4) {
       const next = this.add(last.box, parts.length, this.y, "next");
-      if (this.mirrored) next.x -= this.gap;
       next.width += this.gap;
       this.edge([[this.side(last, true), center], [this.side(next), center]], "stream", last.box.name, "next");
     }
@@ -394,12 +395,7 @@ class ColumnLayout {
 
   /** The side of a node that faces the bus, or the other one. */
   side(node, far = false) {
-    return this.mirrored !== far ? node.x + node.width : node.x - this.labels;
-  }
-
-  /** A distance away from the bus. */
-  way(distance) {
-    return this.mirrored ? -distance : distance;
+    return far ? node.x + node.width : node.x - this.labels;
   }
 }
 

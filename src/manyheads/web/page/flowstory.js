@@ -75,6 +75,8 @@ export function boxStory({ name, words }, matrix, [row, column], near) {
   if (what === "scores" || what === "masked") {
     const [best] = greatest(values, row, columns.length);
     const without = near.scaled ? ` Without √c its weight would be ${percent(near.scaled[1][best])}, not ${percent(near.scaled[0][best])}.` : "";
+    const isSeen = what === "scores" && scores?.[row * columns.length + row + 1] === -Infinity && row + 1 < columns.length;
+    if (isSeen) return `Before the mask ${at} also sees ${said(columns[row + 1])}, the token that it must predict: it could copy its answer.`;
     return `The query of ${at} fits the key of ${said(columns[best])} best: ${shown(value(row, best), 2)}.${without}`;
   }
   if (near.weights && /^([qkv]|mix)$/.test(what)) return partStory(what, row, near.weights);

@@ -51,6 +51,8 @@ export function roleOf({ statistics, covered, offsets }, layer, head) {
   return { name: `${Math.round(among)} tokens`, does: `spreads its weight over about ${Math.round(among)} tokens` };
 }
 
+const COVERS = "covers: the greatest weight that a source word gets, on average over the words";
+
 export class HeadGrid extends Figure {
   /** What is shown. @type {AttentionMap} */
   map;
@@ -89,7 +91,7 @@ export class HeadGrid extends Figure {
     this.cells.style.setProperty("--down", String(Math.ceil(this.order.length / this.across)));
     this.buttons = this.order.map(([layer, head]) => this.cell(bytes, layer, head, chosen));
     this.cells.replaceChildren(...this.buttons);
-    this.output.textContent = map.covered && !by ? "covers: the greatest weight that a source word gets, on average over the words" : "";
+    this.output.textContent = map.covered && !by ? COVERS : "";
     if (within) this.buttons.find((button) => button.tabIndex === 0)?.focus();
   }
 
@@ -106,7 +108,7 @@ export class HeadGrid extends Figure {
       button.append(" ", line);
       button.setAttribute("aria-label", `${button.getAttribute("aria-label")} ${line.textContent}`);
     });
-    this.output.textContent = "Coloured numbers: change of log P(same target) without this head.";
+    this.output.textContent = `Coloured numbers: change of log P(same target) without this head. ${this.map.covered && !this.by ? COVERS : ""}`.trim();
   }
 
   cell(bytes, layer, head, chosen) {

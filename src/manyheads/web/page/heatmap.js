@@ -9,6 +9,8 @@ const LETTER = 0.6; // the width of a letter of a label, as a share of its heigh
 const [FONT, STAGE, LARGE, ROOMY] = [12, 11.5, 14, 560]; // heights of labels, on stage 28 pixels; the width from which they are large
 const TITLE = 16; // the height of the title of an axis
 const [FEW, FLAT] = [4, 20]; // rows that are tall; the height of those of a wide map on stage
+const LINE = 0.95; // the distance of two labels of rows, as a share of their height
+const SMALL = [10, 6]; // the least heights of the labels of rows, on stage 15 pixels
 const LEAST = 14; // the height of a cell whose label can be read
 const MOST_RECTANGLES = 64 * 64; // in a saved picture; above that the map is one image in it
 const MOST_IN_TABLE = 64 * 64;
@@ -22,7 +24,8 @@ const RING = "#d55e00"; // contrast of 3 or more with both ends of the scale of 
  * @property {number} [low] @property {number} [high] the ends of the colour scale
  * @property {(row: string, column: string, value: string) => string} [says] a cell in words
  * @property {(value: number) => string} [number] a value in the read-out: percent for weights
- * @property {[number, number][]|null} [rings] cells with a ring, the gold alignment; empty keeps the place of their legend
+ * @property {[number, number][]|null} [rings] cells with a ring; empty keeps the place of their legend
+ * @property {string} [ringed] what a ring means
  * @property {string} [down] @property {string} [across] titles of the axes
  * @property {string} [insight] what there is to see, in a sentence
  */
@@ -68,7 +71,7 @@ export class HeatMap extends Figure {
     this.bar = element("canvas", { "aria-hidden": "true", class: "bar" });
     this.low = element("span");
     this.high = element("span");
-    this.ringKey = element("span", { class: "ring-key" }, "gold alignment");
+    this.ringKey = element("span", { class: "ring-key" });
     this.nothing = element("span", { class: "nothing-key" }, element("i"), "−∞");
     this.fill(this.frame);
     this.output.after(element("div", { class: "scale" }, this.ringKey, this.nothing, this.low, this.bar, this.high));
@@ -81,7 +84,7 @@ export class HeatMap extends Figure {
   show(matrix, at = this.at) {
     this.open(matrix.title, matrix.insight);
     this.name = matrix.name;
-    this.matrix = { low: 0, high: 1, rings: null, number: shown, down: "", across: "", says: (r, c, v) => `${r} → ${c}: ${v}`, insight: "", ...matrix };
+    this.matrix = { low: 0, high: 1, rings: null, ringed: "gold alignment", number: shown, down: "", across: "", says: (r, c, v) => `${r} → ${c}: ${v}`, insight: "", ...matrix };
     const { rows, columns, values, low, high } = this.matrix;
     const bytes = new Uint16Array(values.length);
     this.scale = scaleFor(low, high);
@@ -91,6 +94,7 @@ export class HeatMap extends Figure {
     const size = `${rows.length} rows, ${columns.length} columns`;
     this.canvas.setAttribute("aria-label", `${matrix.title}: ${size}. Arrow keys walk over the cells.`);
     const { rings } = this.matrix;
+    this.ringKey.textContent = this.matrix.ringed;
     this.ringKey.hidden = rings === null;
     this.ringKey.classList.toggle("reserved", !rings?.length);
     this.nothing.hidden = !Array.prototype.includes.call(values, -Infinity);
@@ -115,6 +119,7 @@ export class HeatMap extends Figure {
     const few = rows.length <= 32 && columns.length <= 32; // words: cells may be wider than tall
     const staged = this.root.classList.contains("staged"); // as large as the window allows
     const font = few && room >= ROOMY ? LARGE : staged ? STAGE : FONT;
+    const small = SMALL[Number(staged)];
     const letter = LETTER * font;
     const left = Math.min(150, 12 + letter * longest(rows)) + (this.matrix.down ? TITLE : 0);
     const corner = this.matrix.across && LETTER * FONT * (this.matrix.across.length + 2) <= left; // above the labels of the rows it takes no height
@@ -128,18 +133,18 @@ export class HeatMap extends Figure {
     const largest = staged
       ? Math.max(1, Math.floor((10 * (this.root.clientHeight - this.heading.offsetHeight - this.insight.offsetHeight - this.below.offsetHeight - top - 27)) / rows.length) / 10)
       : spare
-        ? Math.max(LEAST, Math.min(60, Math.floor((spare - top) / rows.length)))
+        ? Math.max(LEAST, Math.min(this.square ? 80 : 60, Math.floor((spare - top) / rows.length)))
         : grown(this.largest, Math.floor((this.share * innerHeight) / rows.length));
     if (this.square) {
       const tall = Math.max(0.5, staged ? largest : Math.min(largest, Math.floor((10 * this.tallest) / rows.length) / 10));
       const cell = Math.max(0.5, Math.min(tall, Math.floor((10 * (room - left - right)) / columns.length) / 10));
-      return { left, top, right, cell, tall: rows.length === columns.length ? cell : tall, font, corner };
+      return { left, top, right, cell, tall: rows.length === columns.length ? cell : tall, font, small, corner };
     }
     const cell = Math.max(columns.length > 64 ? 0.25 : 3, Math.min(staged ? 3 * largest : few ? (spare ? 3 : 2) * largest : largest, fit));
     const flat = rows.length <= 10 || columns.length > 4 * rows.length;
     const tall = staged && flat && !few ? Math.min(FLAT, largest) : staged || (few && cell > largest) ? Math.min(cell, largest) : flat ? Math.max(cell, Math.min(rows.length <= FEW ? 40 : 20, largest, Math.floor(400 / rows.length))) : spare && few ? Math.max(cell, Math.min(20, largest)) : cell;
     const most = staged ? Infinity : Math.max(2, Math.floor(this.tallest / rows.length));
-    return { left, top, right, cell, tall: Math.min(tall, most), font, corner };
+    return { left, top, right, cell, tall: Math.min(tall, most), font, small, corner };
   }
 
   place() {
@@ -155,6 +160,13 @@ export class HeatMap extends Figure {
     this.labels.innerHTML = labelText(this.matrix, this.sizes);
     this.rings.innerHTML = ringsOf(this.matrix, this.sizes);
     this.mark(...this.at);
+  }
+
+  /** Other cells with a ring. @param {[number, number][]} [rings] */
+  ring(rings) {
+    if (!rings) return;
+    this.matrix.rings = rings;
+    this.rings.innerHTML = ringsOf(this.matrix, this.sizes);
   }
 
   /** Reports the cell under the pointer, once. */
@@ -277,8 +289,8 @@ function ringsOf({ rings }, { left, top, cell, tall }) {
   return (rings ?? []).map(ring).join("");
 }
 
-/** Labels of rows and columns as SVG; labels are thinned out if there are many. */
-function labelText({ rows, columns, down, across }, { left, top, cell, tall, font, corner }) {
+/** Labels of rows and columns as SVG; those of rows are smaller before they are thinned out. */
+function labelText({ rows, columns, down, across }, { left, top, cell, tall, font, small, corner }) {
   const letter = LETTER * font;
   const every = (size, count, wide) => {
     const least = (wide * letter) / size;
@@ -290,9 +302,11 @@ function labelText({ rows, columns, down, across }, { left, top, cell, tall, fon
   if (corner) inside += `<text x="${left - 8}" y="${top - 8}" text-anchor="end">${escaped(across)} →</text>`;
   else if (across) inside += `<text x="${left + (cell * columns.length) / 2}" y="12" text-anchor="middle">${escaped(across)}</text>`;
   if (down) inside += `<text transform="translate(12 ${top + (tall * rows.length) / 2}) rotate(-90)" text-anchor="middle">${escaped(down)}</text>`;
-  for (let row = 0; row < rows.length; row += every(tall, rows.length, numbers(rows) || 1.27)) {
-    const y = top + row * tall + tall / 2 + font / 3;
-    inside += `<text x="${left - 5}" y="${y}" font-size="${font}" text-anchor="end" data-at="row ${row}" data-token="${escaped(rows[row])}">${text(rows[row])}</text>`;
+  const fitting = Math.min(font, tall / LINE);
+  const [lower, step] = numbers(rows) || fitting < small ? [font, every(tall, rows.length, numbers(rows) || 1.27)] : [fitting, 1];
+  for (let row = 0; row < rows.length; row += step) {
+    const y = top + row * tall + tall / 2 + lower / 3;
+    inside += `<text x="${left - 5}" y="${y}" font-size="${lower}" text-anchor="end" data-at="row ${row}" data-token="${escaped(rows[row])}">${text(rows[row])}</text>`;
   }
   for (let column = 0; column < columns.length; column += every(cell, columns.length, numbers(columns) || 1.65)) {
     const x = left + column * cell + cell / 2 + font / 3;

@@ -89,7 +89,15 @@ export function outcomeOf({ width, nodes, greedy: [greedy], beam: [best, second]
   if (best.score < greedy.score) return `Greedy search finds a better text here: score ${shown(greedy.score)}; the beam pruned it and ends with ${shown(best.score)}.`;
   const fork = deciding(nodes);
   const kept = fork ? `keeps ${pieceOf(nodes[fork.node])} at step ${nodes[fork.node].step} and ` : "";
-  return `Greedy search writes “${greedy.text}” (${shown(greedy.score)}). The beam ${kept}finds “${best.text}” (${shown(best.score)})${byLength(best, greedy)}.`;
+  return `Greedy search writes “${greedy.text}” (${shown(greedy.score)})${lacking(greedy.text, best.text)}. The beam ${kept}finds “${best.text}” (${shown(best.score)})${byLength(best, greedy)}.`;
+}
+
+/** The words that greedy search leaves out, if it has no others. @param {string} greedy @param {string} best */
+function lacking(greedy, best) {
+  const [less, more] = [greedy, best].map((text) => text.replace(/\p{P}/gu, ""));
+  const parts = replaced(less, more);
+  const come = parts.flatMap((part) => part.come);
+  return come.length && parts.every(({ gone }) => !gone.length) ? ` and leaves out “${come.join(" ")}”` : "";
 }
 
 /** What decides if the best result has the lower log P. @param {{log_probability: number}} best @param {{log_probability: number}} greedy */
@@ -236,6 +244,20 @@ export function lookStory(who, weights, query, side) {
 }
 
 /**
+ * What a model loses without the patch that a head looks most at.
+ * @typedef {{label: string, probability: number}} Class
+ * @param {Class} best with the complete picture @param {Class[]} classes with the patch hidden
+ */
+export function hiddenStory({ label, probability }, classes) {
+  const now = classes.reduce((most, one) => (one.probability > most.probability ? one : most));
+  const share = classes.find((one) => one.label === label)?.probability ?? 0;
+  const [before, after] = [percent(probability), percent(share)];
+  if (now.label !== label) return `With that patch hidden the model sees “${now.label}” (${percent(now.probability)}); P(“${label}”) falls to ${after}.`;
+  if (before === after) return `With that patch hidden, P(“${label}”) stays at ${after}: the model does not need it.`;
+  return `With that patch hidden, P(“${label}”) ${share < probability ? "falls" : "rises"} to ${after}.`;
+}
+
+/**
  * Whether the positions that are most similar to that of a patch are those around it.
  * @param {ArrayLike<number>} cosines with each patch @param {number} query the patch, −1 for none @param {number} side patches in a row
  */
@@ -302,14 +324,14 @@ export function musicStory(who, distances, voices, own, arcs) {
 }
 
 /**
- * The share of positions that are most similar to a neighbour, by the cosine.
- * @param {ArrayLike<number>} dots of all pairs, row after row @param {number} count
+ * The share of positions that are most similar to a neighbour.
+ * @param {ArrayLike<number>} cosines of all pairs, row after row @param {number} count
  * @param {{columns: number, before: number}|null} [grid] of patches after `before` other positions: neighbours are those around a patch
  */
-export function nearShare(dots, count, grid = null) {
+export function nearShare(cosines, count, grid = null) {
   const first = grid ? grid.before : 0;
   const placeOf = (at) => (grid ? [Math.floor((at - first) / grid.columns), (at - first) % grid.columns] : [at, 0]);
-  const similarity = (row, other) => dots[row * count + other] / Math.sqrt(Math.abs(dots[other * count + other]) || 1);
+  const similarity = (row, other) => cosines[row * count + other];
   let near = 0;
   for (let row = first; row < count; row++) {
     let best = -1;
@@ -322,10 +344,10 @@ export function nearShare(dots, count, grid = null) {
   return near / (count - first);
 }
 
-/** The mean cosine of positions at some distances. @param {ArrayLike<number>} dots of all pairs, row after row @param {number} count */
-function similarities(dots, count) {
+/** The mean cosine of positions at some distances. @param {ArrayLike<number>} cosines of all pairs, row after row @param {number} count */
+function similarities(cosines, count) {
   const cosine = (/** @type {number} */ distance) => {
-    const all = Array.from({ length: count - distance }, (_, at) => dots[at * count + at + distance] / Math.sqrt(dots[at * count + at] * dots[(at + distance) * (count + 1)]));
+    const all = Array.from({ length: count - distance }, (_, at) => cosines[at * count + at + distance]);
     return all.reduce((sum, one) => sum + one, 0) / all.length;
   };
   const distances = [1, 10, 50].filter((one) => one < count);
@@ -335,14 +357,14 @@ function similarities(dots, count) {
 /**
  * What a position scheme tells a model.
  * @param {{scheme: string, length: number, dim: number, grid: {columns: number, before: number}|null, curves: {name: string, points: [number, number][]}[]}} info
- * @param {ArrayLike<number>|null} dots of all pairs of positions @param {{base: number|null, isTrained: boolean, hands?: {number: number, turn: number}[]}} how `base` of the wavelengths of a sinusoidal scheme, the turns of a rotary one
+ * @param {ArrayLike<number>|null} cosines of all pairs of positions @param {{base: number|null, isTrained: boolean, hands?: {number: number, turn: number}[]}} how `base` of the wavelengths of a sinusoidal scheme, the turns of a rotary one
  */
-export function positionStory({ scheme, length, dim, grid, curves }, dots, { base, isTrained, hands = [] }) {
-  if (dots) {
-    const share = nearShare(dots, length, grid);
+export function positionStory({ scheme, length, dim, grid, curves }, cosines, { base, isTrained, hands = [] }) {
+  if (cosines) {
+    const share = nearShare(cosines, length, grid);
     const near = `${share === 1 ? `Every ${grid ? "patch" : "position"} is` : `${Math.round(100 * share)} % of the ${grid ? "patches" : "positions"} are`} most similar to ${grid ? "one around it" : "a neighbour"}`;
-    if (scheme === "sinusoidal" && base) return `The first channel repeats every ${shown(2 * Math.PI, 1)} positions, the last every ${Math.round(2 * Math.PI * base ** ((dim - 2) / dim)).toLocaleString("en")}, like the digits of a number. ${share === 1 && !grid ? similarities(dots, length) : `${near}.`}`;
-    if (hands.length > 1) return `From one position to the next, pair ${hands[0].number} turns by ${shown(hands[0].turn)}° and pair ${hands.at(-1).number} by ${shown(hands.at(-1).turn)}°: fast pairs tell neighbours apart, slow pairs tell far positions apart. ${similarities(dots, length)}`;
+    if (scheme === "sinusoidal" && base) return `The first channel repeats every ${shown(2 * Math.PI, 1)} positions, the last every ${Math.round(2 * Math.PI * base ** ((dim - 2) / dim)).toLocaleString("en")}, like the digits of a number. ${share === 1 && !grid ? similarities(cosines, length) : `${near}.`}`;
+    if (hands.length > 1) return `From one position to the next, pair ${hands[0].number} turns by ${shown(hands[0].turn)}° and pair ${hands.at(-1).number} by ${shown(hands.at(-1).turn)}°: fast pairs tell neighbours apart, slow pairs tell far positions apart. ${similarities(cosines, length)}`;
     if (scheme === "learned" && !isTrained) return `${near}: before training, the table does not know which positions are close.`;
     if (scheme === "learned") return `${near}: ${share > 0.5 ? "training has taught the table which positions are close" : "training has hardly taught the table which positions are close"}.`;
     return `${near}: ${share > 0.5 ? "the scheme tells near from far" : "the scheme hardly tells near from far"}.`;

@@ -62,13 +62,13 @@ export class OpenBox {
 
   /**
    * @param {import("./flowlayout.js").Box} box
-   * @param {{layer: number, head: number, cell: [number, number], labels: Function, isRaw: boolean, softmaxes: ((row: number) => number[][])|null}} how
-   * `isRaw`: the scores before the scale; `softmaxes`: a row of scores through the softmax, with √c and without
+   * @param {{layer: number, head: number, cell: [number, number], labels: Function, isRaw: boolean, softmaxes: ((row: number) => number[][])|null, scale: ArrayLike<number>|null}} how
+   * `scale`: numbers whose colour scale is kept; `isRaw`: the scores before the scale; `softmaxes`: a row of scores through the softmax, with √c and without
    * @param {{numbers: any, beside: any, near: {weights?: import("./flowstory.js").Matrix, kind: string, of: (what: string) => any}}} of
    * its tensor; for logits also the probabilities, and vice versa; other boxes of the same part
    * @param {Record<string, {at: string, text: string}>} sources
    */
-  show(box, { layer, head, cell, labels, isRaw, softmaxes }, { numbers, beside, near }, sources) {
+  show(box, { layer, head, cell, labels, isRaw, softmaxes, scale }, { numbers, beside, near }, sources) {
     const { column } = box;
     const group = box.stage === "tokens" ? "Into the model" : groupOf(box, layer, column.layers);
     const inHead = box.axes.startsWith("h") ? `, head ${Math.min(head, column.heads - 1) + 1}` : "";
@@ -85,7 +85,8 @@ export class OpenBox {
     render(box.code.map((name) => sourceOf(name, sources[name])), this.code);
     this.facts.textContent = `shape ${shapeOf(box)}`;
     if (box.stage === "tokens") return void render(chips(column.tokens, column.ids), this.pieces);
-    const { least, greatest, low, high } = extent(box, numbers.values);
+    const { least, greatest } = extent(box, numbers.values);
+    const { low, high } = extent(box, scale ?? numbers.values);
     const topNote = box.words.length ? `; the top ${numbers.shape[1]} of ${box.shape.at(-1)} at each position` : "";
     this.facts.textContent += `; from ${shown(least)} to ${shown(greatest)}${topNote}`;
     const [rows, columns] = [labels(box.rows, numbers.shape[0]), labels(box.columns, numbers.shape[1])];
@@ -94,12 +95,20 @@ export class OpenBox {
     const says = (row, at, value) => (isWeights ? `${row} attends to ${at}: ${value}` : box.words.length ? `at ${row}, number ${at}: ${value}` : `${row}, ${at}: ${value}`);
     const name = `${box.name}-${layer + 1}-${head + 1}`;
     this.content = { box, rows, columns, numbers, beside, near, softmaxes };
-    this.map.show({ name, title: `${box.title}: ${title}`, insight: box.words.length ? "" : this.story(...cell), rows, columns, values: numbers.values, low, high, says, number: this.number }, cell);
+    this.map.show({ name, title: `${box.title}: ${title}`, insight: box.words.length ? "" : this.story(...cell), rows, columns, values: numbers.values, low, high, says, number: this.number, ...this.giveaway(cell[0]) }, cell);
     if (isStream(box)) this.map.low.textContent = `≤ ${shown(low, 2)}`;
     if (isStream(box)) this.map.high.textContent = `≥ ${shown(high, 2)}`;
     this.trace(...this.map.at);
     this.likeliest(this.map.at[0]);
     this.compare(this.map.at[0]);
+  }
+
+  /** A ring around the score of the token that a row must predict, which the mask hides. @param {number} row */
+  giveaway(row) {
+    const { columns, near } = this.content;
+    const masked = /\.(scores|masked)$/.test(this.box.name) && near.of("masked");
+    if (!masked || masked[row * columns.length + row + 1] !== -Infinity || row + 1 === columns.length) return {};
+    return { rings: /** @type {[number, number][]} */ ([[row, row + 1]]), ringed: "the token to predict" };
   }
 
   /** What there is to see at a cell, in a sentence. */
@@ -113,6 +122,7 @@ export class OpenBox {
   tell(row, column) {
     const place = this.content.box.words.length ? this.bars : this.map;
     place.insight.textContent = this.story(row, column);
+    this.map.ring(this.giveaway(row).rings);
     this.compare(row);
   }
 

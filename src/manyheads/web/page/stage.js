@@ -26,7 +26,7 @@ export function stage(content, number) {
   // Figures are laid out again for the window, after which the chosen part has its final position.
   requestAnimationFrame(() => requestAnimationFrame(() => {
     const here = staged?.querySelector("[data-here], [aria-pressed='true'], [aria-selected='true']");
-    here?.scrollIntoView({ block: here.closest("svg") ? "nearest" : "center", inline: "center" });
+    here?.scrollIntoView({ block: here.closest("svg, .diagram") ? "nearest" : "center", inline: "center" });
   }));
 }
 

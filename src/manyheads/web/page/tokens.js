@@ -18,6 +18,9 @@ export function chips(pieces, ids = [], strong = () => false) {
 
 /** @typedef {{text: string, from: number, to: number, level: number, step: number, until: number}} Span a piece over the leaves [from, to), there from a step until it is merged */
 
+/** The bytes of a piece, a character each: a part of a letter is written as \\xc3. @param {string} piece */
+const bytesOf = (piece) => piece.replace(/\\x([0-9a-f]{2})|[^ -~]/gu, (sign, byte) => String.fromCharCode(...(byte ? [Number.parseInt(byte, 16)] : new TextEncoder().encode(sign))));
+
 /**
  * The merges of a text as a tree for each token; null if pieces do not join to longer ones (as in WordPiece).
  * @param {string[][]} steps the pieces after each merge @returns {Span[][]|null}
@@ -30,11 +33,13 @@ export function mergeTree([leaves, ...steps]) {
     let at = 0;
     const next = pieces.map((piece) => {
       const parts = [];
-      for (let joined = ""; joined.length < piece.length && at < now.length; at++) {
-        joined += now[at].text;
+      const bytes = bytesOf(piece);
+      let joined = "";
+      for (; joined.length < bytes.length && at < now.length; at++) {
+        joined += bytesOf(now[at].text);
         parts.push(now[at]);
       }
-      if (parts.map(({ text }) => text).join("") !== piece) return null;
+      if (joined !== bytes) return null;
       if (parts.length === 1) return parts[0];
       for (const part of parts) part.until = before + 1;
       const merged = span(piece, parts[0].from, parts[parts.length - 1].to, 1 + Math.max(...parts.map(({ level }) => level)), before + 1);
@@ -47,12 +52,13 @@ export function mergeTree([leaves, ...steps]) {
   return now.map((root) => all.filter(({ from, to }) => from >= root.from && to <= root.to));
 }
 
-/** A tree for each token, its letters below; spans of later steps have their place. @param {Span[][]} trees @param {number} step */
+/** A tree for each token, its letters below: it grows with the steps. @param {Span[][]} trees @param {number} step */
 export function treeView(trees, step) {
-  return html`<ol class="merges">${trees.map((spans, tint) => {
+  return html`<ol class="merges">${trees.map((tree, tint) => {
+    const spans = tree.filter((span) => span.step <= step);
     const [low, high] = [spans[0].from, Math.max(...spans.map(({ level }) => level))];
     const place = ({ from, to, level }) => `grid-area: ${high - level + 1} / ${from - low + 1} / auto / ${to - low + 1}`;
-    const kind = (span) => `span tint${tint % TINTS} ${span.step > step ? "later" : span.until > step ? "top" : "past"} ${step && span.step === step ? "strong" : ""}`;
+    const kind = (span) => `span tint${tint % TINTS} ${span.until > step ? "top" : "past"} ${step && span.step === step ? "strong" : ""}`;
     return html`<li>${spans.map((span) => html`<span class=${kind(span)} .style=${place(span)}>${visible(span.text)}</span>`)}</li>`;
   })}</ol>`;
 }

@@ -63,6 +63,9 @@ export function rankOf(nodes, at) {
   return [column.indexOf(nodes[at]) + 1, column.length];
 }
 
+/** The number of a step, with what happens there if the column is wide enough. @param {number} step @param {string} note @param {number} width */
+export const headOf = (step, note, width) => (note && LETTER * (note.length + 4) < width ? `${step}: ${note}` : String(step));
+
 export class Tree extends Figure {
   /** The candidates of all steps. @type {Candidate[]} */
   nodes = [];
@@ -95,7 +98,8 @@ export class Tree extends Figure {
     this.label = element("span");
     // What a click on a token does is seen next to the tree: in the line above it.
     this.about = element("div", { class: "chosen" }, this.output);
-    this.fill(element("label", { class: "field wide" }, this.label, this.slider), this.about, this.frame, element("p", { class: "note" }, ...legend()));
+    this.fill(element("label", { class: "field wide" }, this.label, this.slider), this.about, this.frame);
+    this.below.prepend(element("p", { class: "note" }, ...legend()));
     new ResizeObserver(() => this.fit()).observe(this.root);
   }
 
@@ -215,10 +219,9 @@ export class Tree extends Figure {
     const [left, width] = [this.sizes.lefts[step], this.sizes.widths[step]];
     const isDeciding = this.nodes[this.deciding?.node ?? ROOT]?.step === step;
     const note = isDeciding ? `rank ${this.deciding.rank}` : step === this.last ? "stop" : "";
-    const words = note && LETTER * (note.length + 4) < width ? `${step}: ${note}` : note || String(step);
     const look = isDeciding ? `fill="${BEST}" font-weight="700" data-deciding=""` : 'opacity="0.7"';
     const place = step === this.last ? `x="${left + width}" text-anchor="end"` : `x="${left}"`;
-    return `<text ${place} y="14" font-size="${NUMBER}" ${look}>${words}</text>`;
+    return `<text ${place} y="14" font-size="${NUMBER}" ${look}>${headOf(step, note, width)}</text>`;
   }
 
   /** The line below the last candidate that continues; none if one below it does. @param {number} step */
@@ -273,8 +276,8 @@ export class Tree extends Figure {
     const dash = state === "pruned" ? 'stroke-dasharray="3 3"' : "";
     const pale = state === "pruned" || state === "open" ? 'opacity="0.62"' : "";
     const middle = `x="${x + width / 2}" text-anchor="middle"`;
-    const first = isTall ? `${middle} y="${y + 0.42 * height}"` : `x="${x + 4}" y="${y + height / 2 + 4}"`;
-    const second = isTall ? `${middle} y="${y + 0.84 * height}"` : `x="${x + width - 4}" y="${y + height / 2 + 4}" text-anchor="end"`;
+    const first = isTall ? `${middle} y="${y + 0.4 * height}"` : `x="${x + 4}" y="${y + height / 2 + 4}"`;
+    const second = isTall ? `${middle} y="${y + 0.86 * height}"` : `x="${x + width - 4}" y="${y + height / 2 + 4}" text-anchor="end"`;
     return (
       `<g data-node="${at}" data-state="${node.state}"${at === this.here() ? ' data-here=""' : ""}><rect x="${x}" y="${y}" width="${width}" height="${height}" rx="${state === "ended" ? height / 2 : 3}" fill="${node.place === 1 ? "#009e7380" : FILLS[state]}" pointer-events="all" ${wide} ${dash}/>` +
       `<text ${first} font-size="${LABEL}" data-token="${escaped(node.piece)}"${this.best.has(at) ? ' font-weight="600"' : ""} ${pale}>${escaped(cut)}</text>` +
@@ -367,13 +370,13 @@ function numberOf(event) {
   return box ? Number(box.dataset.node) : null;
 }
 
-/** @param {{piece: string, place?: number|null}} node */
-const labelOf = ({ piece, place }) => (place ? `${place}. ` : "") + visible(piece);
+/** Punctuation in quotes: a comma above a number would look like its decimal point. @param {{piece: string, place?: number|null}} node */
+export const labelOf = ({ piece, place }) => (place ? `${place}. ` : "") + (/^\p{P}$/u.test(piece.trim()) ? `“${piece.trim()}”` : visible(piece));
 
 /** @param {{score: number|null}} node */
 const scoreOf = ({ score }) => (score === null ? "" : score.toFixed(2).replace("-", "−"));
 
 function legend() {
   const mark = (state, words) => element("span", { class: `key ${state}` }, words);
-  return [mark("kept", "kept in the beam"), " ", mark("ended", "ended (with its rank)"), " ", mark("pruned", "dropped"), " ", mark("open", "not finished when the search stops"), " ", mark("greedy", "path of greedy search"), " Numbers: score log P ⁄ lp so far. Red line: the cut. Green path: the best result. Orange: the chosen token."];
+  return [mark("kept", "kept in the beam"), " ", mark("ended", "ended (rank)"), " ", mark("pruned", "dropped"), " ", mark("open", "unfinished"), " ", mark("greedy", "greedy search"), " Numbers: log P ⁄ lp so far. Red: the cut. Green: the best result. Orange: the chosen token."];
 }

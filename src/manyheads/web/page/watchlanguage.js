@@ -60,7 +60,8 @@ export function drawLanguage(context, story, moment, theme, box) {
   const base = box.target - 18;
   const highest = base - box.top + 8;
   const row = chosen(story, moment)?.row ?? -1;
-  const regular = moment.resting && row < 0 ? regularHead(story, moment) : null; // of the caption
+  const named = row < 0 ? regularHead(story, moment) : null; // of the caption
+  const regular = moment.resting ? named : null;
   for (let head = 0; head < heads; head++) {
     if (moment.hidden.has(head)) continue;
     const weight = weightsOf(story, moment, head);
@@ -83,7 +84,7 @@ export function drawLanguage(context, story, moment, theme, box) {
     }
   }
   context.globalAlpha = 1;
-  drawText(context, box.words, prompt.length, shown, regular?.column ?? row, theme, box);
+  drawText(context, box.words, prompt.length, shown, named?.column ?? row, theme, box);
   // The first token is given: nothing predicts it.
   drawBars(context, box.words, shown, box.target + (box.compact ? 7 : 9), box.compact ? 4 : 6, theme, (t) => (t ? Math.exp(probe.reference_log_probs[t - 1]) : NaN));
   const space = probe.text.includes(" ") && !probe.tokens.some((token) => token.includes(" ")) ? " " : ""; // tokens that are words

@@ -214,7 +214,7 @@ export function drawHeader(context, story, moment, theme, box, text, caption) {
   context.font = `${box.caption}px ${FONT}`;
   const wide = box.right - box.left;
   const lines = captionLines(context, caption, wide, box.narrow ? 3 : 2);
-  lines.forEach((line, at) => context.fillText(line, box.left, box.first + (box.compact ? 15 + 14 * at : box.narrow ? 22 + 19 * at : 23 + 20 * at)));
+  lines.forEach((line, at) => context.fillText(line, box.left, box.first + (box.compact ? 17 + 14 * at : box.narrow ? 22 + 19 * at : 23 + 20 * at)));
 }
 
 /** As many sentences as fit in `most` lines; the first is cut with “…” if it does not. @param {string[]} caption @returns {string[]} */
@@ -241,14 +241,14 @@ export function inLines(context, text, wide) {
   return lines;
 }
 
-/** P of the first `shown` words under them, as bars as wide as the words. @param {Words} words @param {(at: number) => number} probability */
+/** P of the first `shown` words under them, as bars of one width, so that lengths can be compared. @param {Words} words @param {(at: number) => number} probability */
 export function drawBars(context, words, shown, y, high, theme, probability) {
-  const { centres, widths } = words;
-  const away = (at, other) => Math.abs((centres[other] ?? Infinity) - centres[at]) - 3;
+  const { centres, font } = words;
+  const closest = Math.min(...centres.slice(1).map((centre, at) => centre - centres[at]));
+  const wide = Math.max(4, Math.min(3 * font, closest - 3));
   for (let at = 0; at < shown; at++) {
     const share = probability(at);
     if (Number.isNaN(share)) continue;
-    const wide = Math.max(4, Math.min(Math.max(14, widths[at]), away(at, at - 1), away(at, at + 1)));
     context.fillStyle = theme.edge;
     context.fillRect(centres[at] - wide / 2, y, wide, high);
     context.fillStyle = theme.strong;
@@ -418,9 +418,13 @@ export function drawCurve(context, story, moment, theme, box, marks) {
   }
   context.textAlign = "left";
   haloed(context, theme, box.narrow ? "held-out loss" : hint, box.left + 8, bottom - 12);
-  context.textAlign = here > box.right - 90 ? "right" : "left";
+  const [label, isLast] = [`loss ${now.toFixed(2)}`, here > box.right - 90];
+  const [at, base] = [isLast ? box.right : here + 12, Math.max(box.axis + 18, y(now) - 12)];
+  context.fillStyle = theme.panel; // no flag crosses the number
+  if (!isLast) context.fillRect(at - 2, base - 12, context.measureText(label).width + 4, 15);
+  context.textAlign = isLast ? "right" : "left";
   context.fillStyle = theme.text;
-  haloed(context, theme, `loss ${now.toFixed(2)}`, here > box.right - 90 ? box.right : here + 12, Math.max(box.axis + 18, y(now) - 12));
+  haloed(context, theme, label, at, base);
 }
 
 /** A text with a halo, readable on lines. */

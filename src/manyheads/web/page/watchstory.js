@@ -123,7 +123,7 @@ function tokensOf(story, { sentence }) {
 }
 
 /**
- * The words that stand out: the one under the pointer, the one written last, or at rest that of the caption.
+ * The words that stand out: the one under the pointer, the one written last, or that of the caption.
  * @returns {{row: number, column: number, last?: boolean}|null}
  */
 export function chosen(story, moment) {
@@ -133,7 +133,8 @@ export function chosen(story, moment) {
     const weight = meanOf(story, moment);
     return { row, column: columns.reduce((best, _, column) => (weight(row, column) > weight(row, best) ? column : best), 0) };
   }
-  return kindOf(story) === "translation" && moment.resting ? farthest(rows, columns, meanOf(story, moment)) : null;
+  const isNamed = kindOf(story) === "translation" && (moment.resting || isRight(story, Math.round(moment.at), moment.sentence));
+  return isNamed ? farthest(rows, columns, meanOf(story, moment)) : null;
 }
 
 /**
@@ -232,6 +233,9 @@ function pictureCaption(story, moment) {
   return name === label ? [look, answer] : [answer, look];
 }
 
+/** Words of two letters or more, between two that are not. @param {string} text */
+const realWords = (text) => text.toLowerCase().match(/(?<![\p{L}\p{N}])\p{L}{2,}(?![\p{L}\p{N}])/gu) ?? [];
+
 /**
  * Positions among the probes from which on something holds to the end of the training.
  * @returns {{at: number, text: string}[]}
@@ -249,11 +253,21 @@ export function milestones(story, sentence) {
       ["all right", (at) => isRight(story, at, sentence)],
     ];
   }
+  if (kind === "language") {
+    const words = new Set(story.sentences.flatMap(({ source, target }) => realWords(`${source} ${target}`)));
+    const written = (at) => story.probes[at].sentences[sentence].text ?? "";
+    known = [
+      ["first space", (at) => /\p{L}\s+\p{L}/u.test(written(at))],
+      ["first word of the texts", (at) => realWords(written(at)).some((word) => words.has(word))],
+      ["perplexity halved", (at) => lossOf(story.probes[at]) <= lossOf(story.probes[0]) - Math.LN2],
+    ];
+  }
   const reached = known.flatMap(([text, holds]) => {
     let at = last + 1;
     while (at > 0 && holds(at - 1)) at--;
     return at > 0 && at <= last ? [{ at, text }] : [];
   });
+  reached.sort((one, other) => one.at - other.at);
   return reached.filter(({ at }, number) => at !== reached[number + 1]?.at);
 }
 

@@ -33,7 +33,7 @@ export function layout(context, story, sentence, { width, height, compact = fals
   const curve = compact ? 28 : 84;
   const base = {
     ...{ kind, width, narrow, compact, curve, left: 16, right: width - 16 },
-    ...(compact ? { first: 18, top: 51, caption: 12.5, lines: 1 } : narrow ? { first: 28, top: 86, caption: 13, lines: 4 } : { first: 28, top: 82, caption: 16, lines: 2 }),
+    ...(compact ? { first: 18, top: 54, caption: 12.5, lines: 1 } : narrow ? { first: 28, top: 86, caption: 13, lines: 4 } : { first: 28, top: 82, caption: 16, lines: 2 }),
     foot: compact ? 20 : 26, // of the numbers below the curve
     high: height - curve - (compact ? 20 : 26), // of what is above the curve
   };
@@ -50,7 +50,7 @@ function translationLayout(context, story, sentence, { left, right, narrow, comp
   const words = justified(context, [source, target], sides) ?? [source, target].map((tokens) => staggered(context, tokens, sides));
   const [above, below] = words.map(({ rows }) => ROW * Math.max(...rows));
   const begin = Math.round(top + above + 0.8 * words[0].font);
-  const between = narrow ? 44 : compact ? 28 : 42; // from the words to the output
+  const between = narrow ? 44 : compact ? 25 : 42; // from the words to the output
   const after = narrow ? 74 : compact ? 8 : 36; // from the output to the curve
   const end = narrow ? begin + 164 : Math.max(begin + (compact ? 60 : LOW), high - after - below - between);
   return { words, size, top: begin, target: end, write: end + below + between, axis: end + below + between + after };
@@ -73,7 +73,7 @@ function drawTranslation(context, story, moment, theme, box) {
   const at = Math.round(moment.at);
   const probe = nearest(story, moment).sentences[moment.sentence];
   const heads = probe.shape[1];
-  drawHeader(context, story, moment, theme, box, `P of the reference ${percent(Math.exp(referenceLogProb(story, moment)))}`, captionOf(story, moment));
+  drawHeader(context, story, moment, theme, box, `P of the reference ${percent(Math.exp(referenceLogProb(story, moment)))}, the product over its tokens`, captionOf(story, moment));
   const shares = alignments(story, moment);
   if (shares) drawDots(context, shares, alignmentNames(story), moment, theme, box);
 

@@ -136,6 +136,10 @@ async function showSweep(request, { trace, map, layer, head }, signal) {
   screen.left.append(screen.sweep.root);
   const worst = values.reduce((least, value, at) => (value < values[least] || Number.isNaN(values[least]) ? at : least), 0);
   const [kind, depth] = rows[Math.floor(worst / most)];
+  if (screen.opens) {
+    screen.opens = false;
+    return goTo(Math.floor(worst / most), worst % most, { replace: true });
+  }
   screen.sweep.show(
     {
       name: "head-importance",
@@ -176,6 +180,7 @@ function build() {
         if (screen.tell) screen.map.insight.textContent = screen.tell(row);
       },
       share: 0.36,
+      square: true,
       height: () => (innerWidth < WIDE ? 0 : Math.max(1, innerHeight - made.map.frame.getBoundingClientRect().top - scrollY - BELOW)),
     }),
     /** What the map shows at a row, if that depends on the row. @type {((row: number) => string)|null} */
@@ -197,6 +202,7 @@ function build() {
     sweep: new HeatMap({ move: goTo, largest: 20, share: 0.12 }),
     first: [0, 0],
     swept: { key: "", result: null },
+    opens: false, // the head that matters most, when the sweep arrives
     left: element("div", { class: "stacked" }),
     cached: new Map(),
   };
@@ -240,7 +246,7 @@ async function near({ state, trace, map, layer, head, off }, signal) {
     tabs("View", views, view, (value) => change({ view: value })),
     button(isOff ? "Restore this head" : "Knock out this head", () => knock(layer, head), { id: "knock", pressed: isOff }),
     off.length ? button("Restore all heads", () => change({ off: "" }), { kind: "quiet" }) : null,
-    ["text", "continuation"].includes(trace.output.kind) ? button("Sweep all heads", () => change({ sweep: sweeps ? "" : "1" }), { id: "sweep", pressed: sweeps }) : null,
+    ["text", "continuation"].includes(trace.output.kind) ? button("Sweep all heads", () => sweep(!sweeps), { id: "sweep", pressed: sweeps }) : null,
   ];
   render(parts, screen.about);
   const written = (name, value) => (SHARES.has(name) ? percent(value) : shown(value));
@@ -315,6 +321,12 @@ async function keysOf(map, layer, head, of) {
   const group = Math.floor((head * groups) / map.heads);
   const size = rows * channels;
   return { shape: [rows, channels], values: all.values.subarray(group * size, (group + 1) * size) };
+}
+
+/** Starts the sweep, which then opens the head that matters most, or hides it. @param {boolean} on */
+function sweep(on) {
+  screen.opens = on;
+  change({ sweep: on ? "1" : "" });
 }
 
 /** Opens the head of a cell of the sweep. */

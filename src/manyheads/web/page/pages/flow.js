@@ -144,10 +144,12 @@ function open(now, state, numbers) {
     const pair = cellOf(chosenPair, tellingCell(labels(weights.rows, shape[0]), labels(weights.columns, shape[1]), values));
     now.pair = pair.map((one, side) => Math.min(one, shape[side] - 1));
   }
-  const isRaw = state.scale === "no" && box.name.endsWith(".scores");
-  const shownNumbers = (isRaw && dotProducts(now, numbers)) || numbers.get(box.name);
+  // The tour shows scores without the scale, and then with it in the same colours.
+  const products = state.scale && box.name.endsWith(".scores") ? dotProducts(now, numbers) : null;
+  const isRaw = state.scale === "no";
+  const shownNumbers = (isRaw && products) || numbers.get(box.name);
   const cell = cellOf(state.cell, firstCell(box.name, shownNumbers, now.pair));
-  const how = { layer, head, cell, labels, isRaw: shownNumbers !== numbers.get(box.name), softmaxes: isRaw ? null : softmaxesOf(now, numbers) };
+  const how = { layer, head, cell, labels, isRaw: shownNumbers !== numbers.get(box.name), softmaxes: isRaw ? null : softmaxesOf(now, numbers), scale: products?.values ?? null };
   const near = {
     weights: weights && { rows: labels(weights.rows, numbers.get(weights.name).shape[0]), columns: labels(weights.columns, numbers.get(weights.name).shape[1]), values: numbers.get(weights.name).values },
     kind: box.name.split(".")[1],

@@ -6,7 +6,7 @@ import { button, element, html, labelled, numbered, select, tabs } from "../dom.
 import { base64, countInput, limited } from "../fitting.js";
 import { Overlay, pictureOf, SmallOverlays } from "../overlay.js";
 import { definePage } from "../page.js";
-import { classStory, lookStory, patchName, similarStory } from "../insights.js";
+import { classStory, hiddenStory, lookStory, patchName, similarStory } from "../insights.js";
 import { change, read } from "../state.js";
 
 const MAP = "encoder.self";
@@ -39,7 +39,7 @@ async function show({ run, state, controls }, signal) {
   controls(...controlsOf(state, isUpload, null));
   const trace = await post("/api/image", request, signal);
   controls(...controlsOf(state, isUpload, trace));
-  await showTrace(trace, { state, isUpload }, signal);
+  await showTrace(trace, { state, isUpload, request }, signal);
 }
 
 function build() {
@@ -87,7 +87,7 @@ function queryOf(state, trace) {
   return limited(state.query, trace.side ** 2, -1);
 }
 
-async function showTrace(trace, { state, isUpload }, signal) {
+async function showTrace(trace, { state, isUpload, request }, signal) {
   const map = trace.maps.find((one) => one.name === MAP);
   const layer = layerOf(state, map);
   const of = (name, which = {}) => tensor(trace.trace, name, which, signal);
@@ -138,6 +138,10 @@ async function showTrace(trace, { state, isUpload }, signal) {
   const classes = [...trace.output.classes].sort((one, other) => other.probability - one.probability).slice(0, MOST_CLASSES);
   const looks = isGrid ? similarStory(values, query, trace.side) : lookStory(name, values, query, trace.side);
   screen.insight.textContent = isGrid ? looks : `${classStory(classes, trace.label)} ${looks}`.trim();
+  if (!isGrid && classes.length) {
+    const without = await post("/api/image", { ...request, hidden: values.indexOf(Math.max(...values)) }, signal);
+    screen.insight.append(` ${hiddenStory(classes[0], without.output.classes)}`);
+  }
   const source = isUpload ? upload.name : `Image ${limited(state.picture, 2 ** 31) + 1} of ${trace.count}, class “${trace.label}”`;
   const lost = state.picture === "upload" && !isUpload ? " The page has lost the uploaded file: choose it again." : "";
   const held = trace.source === "probes" ? " The data of the run is not in this folder: these are the pictures of its probes." : "";

@@ -64,7 +64,7 @@ function controlsOf(state, isUpload, trace) {
   const file = html`<input type="file" accept=".mid,.midi,audio/midi" @change=${(event) => taken(event.target.files[0])} />`;
   const set = (key) => (value) => change({ [key]: value, event: "" });
   const made = [
-    labelled("Piece of the validation split", countInput(isUpload ? null : limited(state.piece, 2 ** 31), trace?.count, set("piece"))),
+    labelled(trace?.source === "model" ? "Piece by the model" : "Piece of the validation split", countInput(isUpload ? null : limited(state.piece, 2 ** 31), trace?.count, set("piece"))),
     labelled("Your own (MIDI)", file),
     labelled("From event", countInput(trace?.begin ?? limited(state.begin, 2 ** 31), trace?.words, set("begin"))),
     labelled("Events", numberInput(limited(state.events, 1025, EVENTS), 4, 1024, set("events"))),
@@ -138,7 +138,8 @@ async function showTrace(signal) {
   const from = isUpload ? upload.name : `Piece ${limited(state.piece, 2 ** 31) + 1} of ${trace.count}`;
   const lost = state.piece === "upload" && !isUpload ? " The page has lost the uploaded file: choose it again." : "";
   const part = count < trace.words ? `events ${trace.begin + 1} to ${trace.begin + count} of ${trace.words}` : `${count} events`;
-  screen.about.textContent = `${from}, ${trace.encoding} encoding, ${part}, ${trace.notes.length} notes.${voices.length ? " An event is one voice for one sixteenth." : ""}${lost}`;
+  const composed = trace.source === "model" ? "The data of the run is not in this folder: the model composed this piece. " : "";
+  screen.about.textContent = `${composed}${from}, ${trace.encoding} encoding, ${part}, ${trace.notes.length} notes.${voices.length ? " An event is one voice for one sixteenth." : ""}${lost}`;
   screen.bar.hidden = false;
   screen.download.setAttribute("href", `data:audio/midi;base64,${trace.midi}`);
 }

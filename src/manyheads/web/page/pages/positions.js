@@ -76,7 +76,7 @@ function build() {
     insight: element("p", { class: "insight" }),
     note: element("p", { class: "note", role: "status" }),
     table: new HeatMap({ move: moved("cell"), square: true, tallest: TALLEST }),
-    dots: new HeatMap({ move: moved("at"), square: true, tallest: TALLEST }),
+    cosines: new HeatMap({ move: moved("at"), square: true, tallest: TALLEST }),
     grid: new HeatMap({ square: true }),
     dials: new Dials(),
     waves: new Chart({ name: "waves", title: "Single channels over the positions", across: "position" }),
@@ -86,7 +86,7 @@ function build() {
     skew: element("div", { class: "charts" }),
   };
   // On stage in the order of the page: first the matrix, or its dials.
-  for (const figure of [screen.table, screen.dots, screen.grid, screen.dials, screen.waves, screen.distance]) figure.root.dataset.stage = "Positions";
+  for (const figure of [screen.table, screen.cosines, screen.grid, screen.dials, screen.waves, screen.distance]) figure.root.dataset.stage = "Positions";
   return [html`<div class="scheme">${screen.formula}${screen.note}</div>`, screen.insight, screen.figures];
 }
 
@@ -146,14 +146,14 @@ async function showTables(info, state, signal) {
     showWaves(state.cell ? cellOf(state.cell)[1] : -1);
     if (waves) figures.push(screen.waves.root);
   }
-  screen.now = { info, dots: has("dots") ? await of("dots") : null };
-  if (screen.now.dots) {
-    matrix(screen.dots, `${info.scheme}-dots`, `${info.scheme}: dot product of two positions`, screen.now.dots, cellOf(state.at, [middle, middle]), "position");
-    figures.push(screen.dots.root);
+  screen.now = { info, cosines: has("cosines") ? await of("cosines") : null };
+  if (screen.now.cosines) {
+    matrix(screen.cosines, `${info.scheme}-cosines`, `${info.scheme}: cosine of two positions`, screen.now.cosines, cellOf(state.at, [middle, middle]), "position");
+    figures.push(screen.cosines.root);
   }
-  screen.insight.textContent = positionStory(info, screen.now.dots?.values ?? null, { base: info.base, isTrained: state.scheme === "run", hands: screen.turns });
+  screen.insight.textContent = positionStory(info, screen.now.cosines?.values ?? null, { base: info.base, isTrained: state.scheme === "run", hands: screen.turns });
   // The picture of a grid shows most: it comes first.
-  if (info.grid && screen.now.dots) figures.splice(0, Infinity, screen.grid.root, screen.dots.root, screen.table.root, screen.waves.root);
+  if (info.grid && screen.now.cosines) figures.splice(0, Infinity, screen.grid.root, screen.cosines.root, screen.table.root, screen.waves.root);
   else if (info.curves.length) figures.push(screen.distance.root);
   showFrom();
   if (has("skew.1")) {
@@ -170,24 +170,24 @@ function showWaves(chosen) {
   screen.waves.show(series(table, state, chosen));
 }
 
-/** Dot products of the chosen position: over the distance, or over the grid of patches. */
+/** Cosines of the chosen position: over the distance, or over the grid of patches. */
 function showFrom() {
-  const { info, dots } = screen.now;
-  const [row] = screen.dots.at ?? [0];
-  if (info.grid && dots) {
+  const { info, cosines } = screen.now;
+  const [row] = screen.cosines.at ?? [0];
+  if (info.grid && cosines) {
     const { columns, before } = info.grid;
-    const wide = dots.shape[1];
-    const values = dots.values.subarray(row * wide + before, (row + 1) * wide);
+    const wide = cosines.shape[1];
+    const values = cosines.values.subarray(row * wide + before, (row + 1) * wide);
     const places = Array.from({ length: columns }, (_, at) => String(at));
     const [low, high] = ends(values);
-    screen.grid.show({ name: "grid-dots", title: `Dot product of position ${row} with every patch, row by column`, rows: places, columns: places, values, low, high, down: "row of patches", across: "column", says: (r, c, value) => `row ${r}, column ${c}: ${value}`.replace(/[“”]/g, "") }, place(row - before, columns));
+    screen.grid.show({ name: "grid-cosines", title: `Cosine of position ${row} with every patch, row by column`, rows: places, columns: places, values, low, high, down: "row of patches", across: "column", says: (r, c, value) => `row ${r}, column ${c}: ${value}`.replace(/[“”]/g, "") }, place(row - before, columns));
     return;
   }
   if (!info.curves.length) return;
   const curves = [...info.curves];
-  if (dots) {
-    const count = dots.shape[0];
-    const points = Array.from({ length: count }, (_, at) => [at - row, dots.values[row * count + at]]);
+  if (cosines) {
+    const count = cosines.shape[0];
+    const points = Array.from({ length: count }, (_, at) => [at - row, cosines.values[row * count + at]]);
     curves.push({ name: `from position ${row}`, points });
   }
   const all = ends(curves.flatMap((curve) => curve.points.map(([, y]) => y)));
@@ -196,8 +196,8 @@ function showFrom() {
   const [from, to] = [Math.max(-reach, Math.min(...xs)), Math.min(reach, Math.max(...xs))];
   const frame = [[from, all[0]], [from, all[1]], [to, all[1]], [to, all[0]]];
   const marks = reach < info.length - 1 ? [{ name: "trained distances", style: "dashes", mute: true, points: frame }] : [];
-  const what = dots ? "dot product" : "added to the score";
-  screen.distance.show([...curves, ...marks], { note: `${what[0].toUpperCase()}${what.slice(1)}; a distance is key − query. ${info.note}` });
+  const what = cosines ? "cosine" : "added to the score";
+  screen.distance.show([...curves, ...marks], { note: `${what[0].toUpperCase()}${what.slice(1)}; a distance is key − query.` });
 }
 
 /** Row and column of a patch; the first one for a position before the patches. */

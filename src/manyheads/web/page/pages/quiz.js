@@ -18,11 +18,17 @@ const list = element("div");
 const answers = new Map();
 /** @type {Question[]} */
 let questions = [];
+let current = 0; // the question on screen
 
 export const { draw, keys } = definePage({
   name: "quiz",
   about: "Questions of the lectures. Choose an answer: it is computed now, not looked up, and the number that decides is shown.",
+  keys: [
+    ["← →", "previous question, next question"],
+    ["a b c …", "choose this answer"],
+  ],
   withoutRun: true,
+  press,
   build: () => html`<div class="quiz-page"><aside class="quiz-list" aria-label="Questions">${score}${list}</aside>${place}</div>`,
   show,
 });
@@ -35,6 +41,8 @@ function chosenIn(text = "") {
 async function show({ state }, signal) {
   if (!questions.length) questions = (await get("/api/quizzes", {}, signal)).quizzes;
   const chosen = chosenIn(state.answers);
+  // Without a question in the state: the one that was answered last, or the first.
+  current = Math.max(0, questions.findIndex(({ name }) => name === (state.question ?? [...chosen.keys()].at(-1))));
   const asked = questions.filter(({ name }) => chosen.has(name));
   drawAll(chosen); // a computation may take seconds: the choice is shown before
   await Promise.all(asked.filter(({ name }) => !answers.has(name)).map(async ({ name }) => answers.set(name, await post("/api/quiz", { name }, signal))));
@@ -50,7 +58,10 @@ function verdict({ name, choices }, letter) {
 
 /** @param {Map<string, string>} chosen */
 function drawAll(chosen) {
-  render(questions.map((quiz) => card(quiz, chosen.get(quiz.name))), place);
+  const shownNow = questions[current];
+  const way = (label, by, kind) => button(label, () => turn(by), { disabled: !questions[current + by], kind });
+  const tools = html`<div class="tools">${way("← Back", -1)}<span class="note">${current + 1} of ${questions.length}</span>${way("Next →", 1, chosen.has(shownNow.name) ? "primary" : "")}</div>`;
+  render([tools, card(shownNow, chosen.get(shownNow.name))], place); // the buttons stay in their position
   const verdicts = questions.map((quiz) => verdict(quiz, chosen.get(quiz.name)));
   const judged = verdicts.filter((right) => right !== undefined);
   const right = judged.length ? `, ${judged.filter(Boolean).length} of ${judged.length} right` : "";
@@ -66,24 +77,30 @@ function index(chosen, verdicts) {
     return html`<span class=${word} role="img" aria-label=${word}>${verdicts[at] ? "✓" : "✗"}</span>`;
   };
   const lectures = [...new Set(questions.map(({ lecture }) => lecture))];
-  const entry = ({ name, slide }, at) => html`<li><a href="#card-${name}" @click=${(event) => jump(event, name)}>${mark(at)}<span>${slide}</span></a></li>`;
+  const entry = ({ name, slide }, at) => html`<li><a href=${address("quiz", { ...read(), question: name })} aria-current=${at === current ? "step" : nothing}>${mark(at)}<span>${slide}</span></a></li>`;
   return html`<progress max=${questions.length} value=${chosen.size} aria-label="Answered questions"></progress><p class="note">✓ right · ✗ wrong · • computed, not scored</p>
     ${lectures.map((lecture) => html`<div><h3>${lecture}</h3><ul>${questions.map((quiz, at) => (quiz.lecture === lecture ? entry(quiz, at) : nothing))}</ul></div>`)}`;
 }
 
-/** Scrolls to a question; its address stays that of the page. */
-function jump(event, name) {
-  event.preventDefault();
-  event.stopPropagation();
-  const to = document.getElementById(`card-${name}`);
-  to?.scrollIntoView({ block: "start" });
-  to?.querySelector("button")?.focus({ preventScroll: true });
+/** Another question. @param {number} by */
+function turn(by) {
+  const to = questions[current + by];
+  if (to) change({ question: to.name });
+}
+
+/** @param {KeyboardEvent} event */
+function press(event) {
+  const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (by) turn(by);
+  const { name, choices } = questions[current] ?? { name: "", choices: {} };
+  const letter = Object.keys(choices).find((one) => one.toLowerCase() === event.key);
+  if (letter) answer(name, letter);
 }
 
 /** Adds a choice to the state. @param {string} name @param {string} letter */
 function answer(name, letter) {
   const all = chosenIn(read().answers).set(name, letter);
-  change({ answers: [...all].map(([one, choice]) => (choice ? `${one}.${choice}` : one)).join(" ") });
+  change({ answers: [...all].map(([one, choice]) => (choice ? `${one}.${choice}` : one)).join(" "), question: name });
 }
 
 /** A text with its matrices typeset, and one-letter indices lowered: (1 0; 0 1), d_k. @param {string} text */

@@ -48,7 +48,7 @@ function panel(name, text, tokenized, first) {
   </figure>`;
 }
 
-/** A slider over the merge steps, which starts unmerged and plays; the step of the first panel is in the URL. */
+/** A slider over the merge steps, which starts with the first half of the text merged and plays; the step of the first panel is in the URL. */
 function steps(tokenized, first) {
   const last = tokenized.steps.length - 1;
   const initial = first ? read().step : undefined;
@@ -98,7 +98,7 @@ function steps(tokenized, first) {
     showStep(Number(slider.value));
     if (first) change({ step: slider.value }, { replace: true, quiet: true });
   };
-  const slider = element("input", { type: "range", min: "0", max: String(last), value: initial ?? "0", oninput: () => go(slider.value) });
+  const slider = element("input", { type: "range", min: "0", max: String(last), value: initial ?? String(last >> 1), oninput: () => go(slider.value) });
   if (first) walk = (by) => go(Number(slider.value) + by);
   showStep(Number(slider.value));
   stop();

@@ -89,9 +89,10 @@ function fit(formula) {
   if (scrollWidth > clientWidth) formula.style.fontSize = `${(Number.parseFloat(getComputedStyle(formula).fontSize) * clientWidth) / scrollWidth - 0.2}px`;
 }
 
-/** The address of a step: it forgets what was chosen inside the view of another. */
+/** The address of a step: it forgets what was chosen inside the view of another, on stage also the figure. */
 function placeOf(number) {
-  return address("tour", { ...sharedState("tour", read()), stop: String(number + 1) });
+  const state = read();
+  return address("tour", { ...sharedState("tour", state), stage: state.stage ? "1" : "", stop: String(number + 1) });
 }
 
 function move(to) {

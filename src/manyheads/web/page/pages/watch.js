@@ -6,9 +6,10 @@ import { StepDifference } from "../compare.js";
 import { button, checkbox, element, escaped, html, labelled, numbered, percent, put, render, select, shown, tabs } from "../dom.js";
 import { saveFile, saveMenu } from "../exports.js";
 import { canFilm, film } from "../film.js";
+import { fitting, nothingFits } from "../fitting.js";
 import { refresh, sourceOf } from "../probes.js";
 import { request } from "../recording.js";
-import { chosenRun, lead, runChoice, usableRuns } from "../runs.js";
+import { lead, runChoice } from "../runs.js";
 import { exampleName, outputAt } from "../samples.js";
 import { change } from "../state.js";
 import { bestLayer, HEAD_COLOURS, kindOf, mostReordered, momentAt, nearest, positionOf, stepAt } from "../watchparts.js";
@@ -50,11 +51,12 @@ export const keys = [
 ];
 
 export async function draw(place, state, signal) {
-  const runs = await usableRuns(signal);
-  const run = chosenRun(runs, state.run);
+  const { runs, run } = await fitting("watch", state.run, signal);
+  if (!run) return nothingFits(place, "watch");
   const source = sourceOf(run.name);
   await refresh(source, signal);
-  const heading = html`<h1>Watch ${run.name} learn</h1>`;
+  const other = state.run && state.run !== run.name ? html`<p class="note">“${state.run}” does not support this page. Showing “${run.name}”.</p>` : "";
+  const heading = html`<h1>Watch ${run.name} learn</h1>${other}`;
   const form = (controls) => html`<form class="controls" @submit=${(event) => event.preventDefault()}>${runChoice(runs, run.name)}${controls}</form>`;
   if (!source.probes.length) {
     const hint = "This run has no probes. Models that translate, write or name pictures record them while they train (train.probes=40): manyheads demo --open.";
