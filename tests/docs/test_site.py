@@ -62,7 +62,9 @@ def test_search_works_from_files() -> None:
         page.on("requestfailed", lambda request: errors.append(request.url))
         page.goto(f"{(SITE / 'search.html').as_uri()}?q=beam+search")
         page.wait_for_selector("#search-results li a", timeout=20_000)
-        page.wait_for_function("document.querySelectorAll('#search-results li').length > 15")
+        page.wait_for_function(
+            "document.querySelector('.search-summary')?.innerText.includes('finished')"
+        )
         titles = page.locator("#search-results li a").all_inner_texts()
         browser.close()
     assert "Glossary" in titles
