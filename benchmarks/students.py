@@ -22,14 +22,14 @@ from manyheads.evaluate.scores import translation_scores
 from manyheads.loading import load_torch_run
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("sides", nargs="+", metavar="RUN:BEAM")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
-    inputs = parser.parse_args()
+    inputs = parser.parse_args(arguments)
     torch.set_num_threads(inputs.threads)
     translators: dict[str, BaseTranslator] = {}
     for side in inputs.sides:

@@ -206,8 +206,8 @@ test("what Watch says is computed from the probes", () => {
   assert.equal(chosen(story, { ...moment(2), resting: true }), null); // moved by one position only
   assert.deepEqual(chosen(story, moment(3)), chosen(story, atRest)); // all words are right: the caption names it
   assert.match(caption(moment(3)), /^“gehen” comes last/);
-  const found = chosen(story, atRest);
-  assert.deepEqual([found.row, found.column, found.last], [3, 0, true]); // the end of the clause comes first
+  const cell = chosen(story, atRest);
+  assert.deepEqual([cell.row, cell.column, cell.last], [3, 0, true]); // the end of the clause comes first
   assert.match(caption(atRest), /^“gehen” comes last in its clause: it attends to “He”/);
   // The word written last leads, as one under the pointer does: the caption names no ribbon that is hidden.
   assert.match(caption({ ...atRest, token: 1 }), /^“wird” attends most to “will”: 100 % of its weight\.$/);
@@ -244,7 +244,7 @@ test("the milestones of a language model are computed from what it writes", () =
   assert.deepEqual(milestones({ sentences: [{ kind: "language", source: "p60 p62", target: "p60" }], probes: music }, 0), [{ at: 1, text: "perplexity halved" }]);
 });
 
-test("what the heads of a language model do", () => {
+test("the tasks of the heads of a language model", () => {
   const tokens = ["a", "b", "\n", "c", "d", "e"];
   const weights = (at) => tokens.flatMap((_, row) => tokens.map((__, column) => (column === at(row) ? 255 : 0)));
   const before = weights((row) => Math.max(0, row - 1));

@@ -88,8 +88,8 @@ export function outcomeOf({ width, nodes, greedy: [greedy], beam: [best, second]
   }
   if (best.score < greedy.score) return `Greedy search finds a better text here: score ${shown(greedy.score)}; the beam pruned it and ends with ${shown(best.score)}.`;
   const fork = deciding(nodes);
-  const kept = fork ? `keeps ${pieceOf(nodes[fork.node])} at step ${nodes[fork.node].step} and ` : "";
-  return `Greedy search writes “${greedy.text}” (${shown(greedy.score)})${lacking(greedy.text, best.text)}. The beam ${kept}finds “${best.text}” (${shown(best.score)})${byLength(best, greedy)}.`;
+  const keeping = fork ? `keeps ${pieceOf(nodes[fork.node])} at step ${nodes[fork.node].step} and ` : "";
+  return `Greedy search writes “${greedy.text}” (${shown(greedy.score)})${lacking(greedy.text, best.text)}. The beam ${keeping}finds “${best.text}” (${shown(best.score)})${byLength(best, greedy)}.`;
 }
 
 /** The words that greedy search leaves out, if it has no others. @param {string} greedy @param {string} best */

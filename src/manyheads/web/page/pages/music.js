@@ -117,13 +117,13 @@ async function showTrace(signal) {
   const rowOf = (event) => of(weights.values, size * size, (event + 1) * size);
   const called = head < 0 ? "mean of all heads" : `head ${head + 1}`;
   const distances = of(far.values, size, 0);
-  const own = ownVoice(rowOf, count, voices.length);
+  const sameVoice = ownVoice(rowOf, count, voices.length);
   const who = head < 0 ? `The mean of all heads of layer ${layer + 1}` : `Head ${head + 1} of layer ${layer + 1}`;
   screen.showEvent = (at) => {
     screen.at = at;
     const title = `Layer ${layer + 1}, ${called}: attention of event ${trace.begin + at + 1}, ${voices.length ? `${voices[at % voices.length]} ` : ""}${eventName(trace.events[at])}`;
     screen.roll.show({ name: `music-${layer + 1}-${head < 0 ? "mean" : head + 1}`, title, notes: trace.notes, events: trace.events, first: trace.begin + 1, weights: rowOf(at), at, top: TOP, voices });
-    screen.insight.textContent = musicStory(who, distances, voices, own, screen.roll.arcs());
+    screen.insight.textContent = musicStory(who, distances, voices, sameVoice, screen.roll.arcs());
   };
   screen.showEvent(state.event === undefined ? focused(trace.events, rowOf) : limited(state.event, count));
   const points = (values) => Array.from(values, (value, back) => [back, value]);

@@ -34,7 +34,7 @@ const STEPS = [
   "4. the first columns: S_rel, query by key",
 ];
 const WITHOUT_HEADS = ["sinusoidal", "learned", "sinusoidal-2d"];
-const TALLEST = 340; // pixels of a map, which stands next to a chart
+const TALLEST = 340; // pixels of a map next to a chart
 const WAVES = 5;
 const ROUGH = 0.25; // a channel whose neighbours differ by more than this share of its range is drawn as points
 
